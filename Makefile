@@ -1,0 +1,66 @@
+# One command each: `make setup`, `make test`, `make demo`, `make check`, `make gpu-check`, `make clean`.
+#
+# The torch build: pip takes the one its index prefers, with CUDA on Linux. On a machine without an NVIDIA GPU, a CPU
+# build spares gigabytes. To choose one, name the index that PyTorch's install page gives for it, or another version:
+#
+#     make setup TORCH_FLAGS="--index-url <index of the build you want>"
+#     make setup TORCH="torch==2.12.0"
+#
+# TRANSFORMERS="transformers==5.24.0" pins that one; PYTHON picks the interpreter of the environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCH_FLAGS ?=
+TRANSFORMERS ?=
+PYTEST_FLAGS ?=
+
+BIN := $(VENV)/bin
+MODEL := models/smollm2-135m-instruct
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# `python -m` must not put the repository on sys.path: ./hf_dcut alone is not the whole package, see pyproject.toml.
+export PYTHONSAFEPATH := 1
+
+.PHONY: setup test demo check gpu-check clean distclean
+
+setup: $(VENV)/.installed $(MODEL)/config.json
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade "pip>=24" "setuptools>=77"
+	$(PIP) install --quiet $(TORCH_FLAGS) "$(TORCH)"
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(PIP) install --quiet --editable ".[dev]" $(if $(TRANSFORMERS),"$(TRANSFORMERS)")
+	touch $@
+
+$(MODEL)/config.json: | $(VENV)/.installed
+	$(BIN)/python examples/prepare_smollm2.py --out $(MODEL)
+
+test: setup
+	$(BIN)/python -m pytest --durations=5 $(PYTEST_FLAGS)
+
+demo: setup
+	$(BIN)/hf-dcut bench --batch 16 --prompts 16 --max-new-tokens 64 --show 3
+
+# Types are checked on an installed copy, since mypy cannot follow the package map. What an earlier build left under
+# build/lib would go into the copy, so it is cleared first.
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	rm -rf build
+	$(PIP) install --quiet --no-deps --no-build-isolation --target build/typecheck .
+	cd build/typecheck && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p hf_dcut
+
+gpu-check: setup
+	$(BIN)/hf-dcut gpu-check --out docs/benchmarks/gpu_check.json
+
+# The environment and the model stay; `make distclean` takes them too.
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) $(MODEL)

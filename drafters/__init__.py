@@ -1,0 +1,46 @@
+"""Who proposes. `AutoDrafter.from_pretrained` reads a drafter from a folder or the Hub; the others take arguments."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hf_dcut.drafters import checkpoint
+from hf_dcut.drafters.base import BoundDrafter, Drafter
+from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.drafters.dflash.config import is_dflash
+
+__all__ = ["DRAFTERS", "AutoDrafter", "BoundDrafter", "DFlashDrafter", "Drafter"]
+
+# Kind of drafter -> its class.
+DRAFTERS: dict[str, type[Drafter]] = {"dflash": DFlashDrafter}
+
+
+class AutoDrafter:
+    """Reads drafters of any kind. Not made itself: `from_pretrained` returns the drafter."""
+
+    @staticmethod
+    def from_pretrained(
+        name: str | os.PathLike[str], *, revision: str | None = None, subfolder: str | None = None, **options: Any
+    ) -> Drafter:
+        """Returns the drafter in a folder or a Hub repository, of the kind its config.json tells.
+
+        Args:
+            name: a folder, or a Hub repository such as "owner/drafter".
+            revision: branch, tag or commit of the repository. Published drafters are retrained in place: pin a commit.
+            subfolder: where in the folder or repository the drafter lies.
+            options: dtype, device or device_map, as the drafter's own `from_pretrained` takes them.
+
+        Raises:
+            FileNotFoundError: no folder, repository, config or weights.
+            ValueError: a kind that is not known.
+        """
+        folder = checkpoint.locate(name, revision, subfolder)
+        config = checkpoint.read_config(folder)
+        if is_dflash(config):
+            return DFlashDrafter.from_pretrained(folder, **options)
+        raise ValueError(
+            f"{name} is no drafter that is known: config.json has architectures={config.get('architectures')!r} and "
+            f"model_type={config.get('model_type')!r}. Known: DFlash (architectures=['DFlashDraftModel']). "
+            "A smaller causal language model is not a DFlash drafter"
+        )

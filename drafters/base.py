@@ -1,0 +1,75 @@
+"""What a drafter is: something that is bound to a target for one call and then proposes, step after step.
+
+A `Drafter` is shared: it may serve several calls and threads at once and never changes. What depends on the running
+requests (its K/V, its token history) lives in the `BoundDrafter` that `bind` returns and dies with the call. No copy
+of target weights outlives the call either, since weights may change between calls (reinforcement learning does that).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hf_dcut.types import Batch, Committed, Drafts
+
+
+class Drafter(ABC):
+    """Base of all drafters.
+
+    Attributes:
+        draft_tokens: D, how many tokens are proposed a step.
+        taps: target layers (0-based decoder layer indices) whose output `observe` wants, in the order of the columns.
+    """
+
+    draft_tokens: int
+    taps: tuple[int, ...] = ()
+
+    @abstractmethod
+    def check(self, target: nn.Module) -> None:
+        """Raises ValueError when the drafter does not fit the target model, naming what differs and what to do."""
+
+    @abstractmethod
+    def bind(self, target: nn.Module, slots: int, length: int) -> BoundDrafter:
+        """Returns a drafter with its own state for `slots` requests of up to `length` cells each.
+
+        Args:
+            target: the Transformers model that verifies.
+            slots: how many requests can be live at once.
+            length: cells of a slot; the longest request plus `draft_tokens`.
+        """
+
+    @abstractmethod
+    def cell_bytes(self, target: nn.Module) -> int:
+        """Returns the bytes of state that one cell of one slot takes, so that memory can be told beforehand."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, object]:
+        """Returns what the seconds of a draft depend on, JSON-able: kind, shape, dtype."""
+
+
+class BoundDrafter(ABC):
+    """A drafter while it serves one call. Slots are numbered as the target's."""
+
+    @abstractmethod
+    def observe(self, committed: Committed) -> None:
+        """Takes in the rows that became part of their requests: prompt tokens, then anchors and accepted drafts."""
+
+    @abstractmethod
+    def propose(self, batch: Batch) -> Drafts:
+        """Returns up to D drafts for each request of the batch, after its anchor."""
+
+    @abstractmethod
+    def move(self, source: int, destination: int) -> None:
+        """Moves a request's state to another slot, whose old state is dropped."""
+
+    @abstractmethod
+    def free(self, slot: int) -> None:
+        """Forgets the state of a slot, so that another request can use it."""
+
+
+def token_history(tokens: Tensor, committed: Committed) -> None:
+    """Writes committed tokens into a history `tokens` int64 [slots, length] at their slot and cell."""
+    tokens[committed.slot, committed.cell] = committed.token

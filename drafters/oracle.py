@@ -1,0 +1,102 @@
+"""An oracle: knows what the target will say and errs by a given profile. For tests and benchmarks.
+
+With it the machinery can be measured apart from any drafter's quality: confidences are calibrated by construction,
+since a draft with confidence c is right with probability c. How sure it is differs between requests and steps, as real
+drafters' acceptance does (the paper's section 2.1): each block draws a mood from the profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hf_dcut.drafters.base import BoundDrafter, Drafter, token_history
+from hf_dcut.noise import Purpose, noise
+from hf_dcut.types import Batch, Committed, Drafts
+
+
+class OracleDrafter(Drafter):
+    """Drafts the target's own continuation, with errors.
+
+    Args:
+        continuations: {prompt ids: what the target says after it}.
+        draft_tokens: D.
+        profile: confidences a block can have, one drawn a block, all equally likely; (1.0,) never errs.
+        seed: of the errors; requests differ by their text and position.
+    """
+
+    def __init__(
+        self,
+        continuations: Mapping[Sequence[int], Sequence[int]],
+        draft_tokens: int = 15,
+        profile: Sequence[float] = (1.0,),
+        seed: int = 0,
+    ):
+        if not profile or not all(0 <= c <= 1 for c in profile):
+            raise ValueError(f"oracle profile={tuple(profile)!r}: give one or more confidences in [0, 1]")
+        self.continuations = {tuple(k): list(v) for k, v in continuations.items()}
+        self.draft_tokens, self.profile, self.seed = draft_tokens, tuple(profile), seed
+
+    def check(self, target: nn.Module) -> None:
+        """Nothing can fail to fit: a prompt it does not know gets no drafts."""
+
+    def bind(self, target: nn.Module, slots: int, length: int) -> BoundOracle:
+        weight = target.get_input_embeddings().weight
+        return BoundOracle(self, slots, length, weight.shape[0], weight.device)
+
+    def cell_bytes(self, target: nn.Module) -> int:
+        return 2 * torch.int64.itemsize
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"kind": "oracle", "draft_tokens": self.draft_tokens}
+
+
+class BoundOracle(BoundDrafter):
+    """Keeps the text of every slot and, once a prompt is read, what the target will say: int64 [slots, length]."""
+
+    def __init__(self, oracle: OracleDrafter, slots: int, length: int, vocabulary: int, device: torch.device):
+        self.oracle, self.vocabulary = oracle, vocabulary
+        self.read = torch.full((slots, length), -1, dtype=torch.int64, device=device)
+        self.ahead = torch.full((slots, length + oracle.draft_tokens + 1), -1, dtype=torch.int64, device=device)
+        self.known = [False] * slots
+        self.key = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def observe(self, committed: Committed) -> None:
+        token_history(self.read, committed)
+
+    def propose(self, batch: Batch) -> Drafts:
+        for row, length in enumerate(batch.length.tolist()):
+            if not self.known[row]:
+                self._recognise(row, length)
+        depth = self.oracle.draft_tokens
+        position = batch.length[:, None] + torch.arange(1, depth + 1, device=batch.length.device)
+        truth = self.ahead[: len(batch)].gather(1, position)
+        seed = self.key[: len(batch), None]
+        profile = torch.tensor(self.oracle.profile, dtype=torch.float32, device=truth.device)
+        mood = noise(seed, batch.length[:, None], Purpose.DRAFT, index=1) * len(profile)
+        confidence = profile[mood.long()].expand_as(truth)
+        wrong = noise(seed, position, Purpose.DRAFT) >= confidence
+        token = torch.where(wrong, (truth + 1) % self.vocabulary, truth).clamp_min(0)
+        return Drafts.chain(token, confidence, (truth >= 0).cumprod(1).sum(1))
+
+    def _recognise(self, slot: int, length: int) -> None:
+        """Looks up the prompt that fills a slot's first `length` cells, when the first token after it is proposed for."""
+        self.known[slot] = True
+        self.ahead[slot] = -1
+        prompt = tuple(self.read[slot, :length].tolist())
+        continuation = self.oracle.continuations.get(prompt)
+        if continuation is None:
+            return
+        said: Tensor = torch.tensor(continuation, device=self.ahead.device)[: self.ahead.shape[1] - length]
+        self.ahead[slot, length : length + len(said)] = said
+        self.key[slot] = (hash((prompt, self.oracle.seed)) & 0x7FFFFFFF)
+
+    def move(self, source: int, destination: int) -> None:
+        self.read[destination], self.ahead[destination] = self.read[source], self.ahead[source]
+        self.key[destination], self.known[destination] = self.key[source], self.known[source]
+        self.known[source] = False
+
+    def free(self, slot: int) -> None:
+        self.known[slot] = False

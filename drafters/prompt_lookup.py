@@ -1,0 +1,105 @@
+"""Prompt lookup: drafts copied from where the request's last tokens occurred before. No model, any target.
+
+The longest suffix n-gram that occurs earlier is looked up; the continuation after its last occurrence is the draft.
+The confidence of a draft is how many of the occurrences that agreed so far agree with it too, smoothed by one doubter:
+k of m gives k / (m + 1), so a single occurrence starts at 1/2 and many that agree approach 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hf_dcut.drafters.base import BoundDrafter, Drafter, token_history
+from hf_dcut.types import Batch, Committed, Drafts
+
+
+class PromptLookupDrafter(Drafter):
+    """Drafts from the request's own text.
+
+    Args:
+        draft_tokens: D, most tokens to copy.
+        max_matching_ngram_size: longest suffix that is looked for, as in `generate`.
+    """
+
+    def __init__(self, draft_tokens: int = 10, max_matching_ngram_size: int = 2):
+        for name, value in (("draft_tokens", draft_tokens), ("max_matching_ngram_size", max_matching_ngram_size)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"prompt lookup {name}={value!r}: give a positive integer")
+        self.draft_tokens, self.ngram = draft_tokens, max_matching_ngram_size
+
+    def check(self, target: nn.Module) -> None:
+        """Nothing can fail to fit: the drafts are the request's own tokens."""
+
+    def bind(self, target: nn.Module, slots: int, length: int) -> BoundPromptLookup:
+        device = target.get_input_embeddings().weight.device
+        return BoundPromptLookup(self.draft_tokens, self.ngram, slots, length, device)
+
+    def cell_bytes(self, target: nn.Module) -> int:
+        return torch.int64.itemsize
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"kind": "prompt lookup", "draft_tokens": self.draft_tokens, "ngram": self.ngram}
+
+
+class BoundPromptLookup(BoundDrafter):
+    """Keeps the tokens of every slot, int64 [slots, length]."""
+
+    def __init__(self, draft_tokens: int, ngram: int, slots: int, length: int, device: torch.device):
+        self.draft_tokens, self.ngram = draft_tokens, ngram
+        self.tokens = torch.full((slots, length), -1, dtype=torch.int64, device=device)
+
+    def observe(self, committed: Committed) -> None:
+        token_history(self.tokens, committed)
+
+    def propose(self, batch: Batch) -> Drafts:
+        text = self.tokens[: len(batch)]
+        text[torch.arange(len(batch), device=text.device), batch.length] = batch.anchor
+        end = batch.length + 1
+        occurs = self._occurrences(text, end)
+        token, confidence, count = self._continue(text, end, occurs)
+        return Drafts.chain(token, confidence, count)
+
+    def _occurrences(self, text: Tensor, end: Tensor) -> Tensor:
+        """Returns where the longest suffix that occurs earlier ends, bool [B, length]: at j if text[j-n+1 .. j] is it.
+
+        An occurrence must have a token behind it that is known, so the suffix itself does not count.
+        """
+        rows, length = text.shape
+        place = torch.arange(length, device=text.device)
+        best = torch.zeros(rows, length, dtype=torch.bool, device=text.device)
+        same = place < end[:, None] - 1
+        for n in range(1, self.ngram + 1):
+            # Column j compares text[j-n+1] with the n-th token from the end.
+            wanted = text.gather(1, (end - n).clamp_min(0)[:, None])
+            here = torch.nn.functional.pad(text[:, : length - n + 1], (n - 1, 0), value=-1)
+            same = same & (here == wanted) & (end >= n)[:, None]
+            best = torch.where(same.any(1, keepdim=True), same, best)
+        return best
+
+    def _continue(self, text: Tensor, end: Tensor, occurs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the tokens after the last occurrence, int64 [B, D], their confidences and how many there are."""
+        rows, length = text.shape
+        place = torch.arange(length, device=text.device)
+        last = torch.where(occurs, place, -1).amax(1)
+        token, confidence = [], []
+        agree, sure = occurs, torch.ones(rows, device=text.device)
+        for k in range(1, self.draft_tokens + 1):
+            ahead = (place + k).clamp_max(length - 1)
+            known = (place + k < end[:, None]) & (place + k < length)
+            following = text[:, ahead]
+            drafted = following.gather(1, last.clamp_min(0)[:, None])
+            voters = agree & known
+            agree = voters & (following == drafted)
+            sure = agree.sum(1) / (voters.sum(1) + 1)
+            token.append(drafted[:, 0])
+            confidence.append(sure)
+        count = torch.where(last >= 0, (end - 1 - last).clamp(0, self.draft_tokens), 0)
+        # Places without a draft hold -1 from the history; they must still be tokens.
+        return torch.stack(token, 1).clamp_min(0), torch.stack(confidence, 1).float(), count
+
+    def move(self, source: int, destination: int) -> None:
+        self.tokens[destination] = self.tokens[source]
+
+    def free(self, slot: int) -> None:
+        self.tokens[slot] = -1

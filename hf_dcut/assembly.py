@@ -1,0 +1,170 @@
+"""Puts an engine together: checks, memory, caches, the bound drafter, the cost table.
+
+Everything that can be refused is refused here, before memory is taken or a token is generated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from transformers import PreTrainedModel
+
+from hf_dcut.acceptance import Choose, greedy
+from hf_dcut.cache import SlotCache, cache_bytes
+from hf_dcut.config import DCutConfig
+from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
+from hf_dcut.drafters.base import BoundDrafter, Drafter
+from hf_dcut.engine import Engine
+from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
+from hf_dcut.stats import Stats
+from hf_dcut.target import Target, check_length
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_engine(
+    model: PreTrainedModel,
+    drafter: Drafter | None,
+    config: DCutConfig,
+    slots: int,
+    prompt: int,
+    longest: int,
+    records: bool = False,
+    choose: Choose = greedy,
+    batch_sizes: Iterable[int] | None = None,
+) -> Iterator[Engine]:
+    """Gives an engine for requests of this model; its memory and hooks are gone on leaving.
+
+    Args:
+        model: the target.
+        drafter: who proposes; None decodes plainly.
+        config: how drafts are cut.
+        slots: requests that can be live at once.
+        prompt, longest: tokens of the longest prompt, and of the longest request with what it generates.
+        records: whether stats keep a record of every step.
+        choose: picks the target's tokens.
+        batch_sizes: what the cost table must know; powers of two up to `slots` when None.
+
+    Raises:
+        ValueError: model, drafter or lengths do not fit.
+        MemoryError: the slot caches do not fit, with the numbers.
+    """
+    check_length(model, prompt, longest)
+    if drafter is not None:
+        drafter.check(model)
+    depth = _depth(drafter, config)
+    length = longest + (drafter.draft_tokens if drafter else 0)
+    with Target(model, drafter.taps if drafter else ()) as target:
+        check_memory(target, drafter, slots, length, config.max_cache_bytes)
+        cache = SlotCache(target.shapes, slots, length, target.dtype, target.device)
+        bound = drafter.bind(model, slots, length) if drafter else None
+        stats = Stats(records=[] if records else None)
+        costs = None
+        if drafter is not None and bound is not None and config.budget == "auto":
+            costs = open_table(config.cost_table, depth, fingerprint(target, drafter))
+            sizes = powers_of_two(slots) if batch_sizes is None else batch_sizes
+            stats.profile_seconds = _measure(costs, target, cache, bound, config, sizes, longest)
+        yield Engine(target, cache, bound, depth, config, costs, stats, choose)
+
+
+def warmup(
+    model: PreTrainedModel,
+    drafter: Drafter,
+    batch_sizes: Iterable[int],
+    dcut: DCutConfig | dict[str, Any] | bool = True,
+    max_length: int = 512,
+) -> CostTable:
+    """Returns the cost table of this model and drafter, measuring what its file does not know yet.
+
+    Args:
+        model: the target.
+        drafter: who proposes.
+        batch_sizes: numbers of requests to measure.
+        dcut: ratios and the place of the table, as for `generate`.
+        max_length: tokens of the longest request expected, prompt included.
+
+    Raises:
+        ValueError: no or non-positive batch sizes, or a drafter that does not fit.
+    """
+    sizes = sorted(set(batch_sizes))
+    if not sizes or sizes[0] < 1:
+        raise ValueError(f"batch_sizes={sizes}: give one or more positive integers, such as [1, 4, 16]")
+    config = DCutConfig.of(dcut)
+    with open_engine(model, drafter, config, sizes[-1], 1, max_length, batch_sizes=sizes) as engine:
+        if engine.costs is None:
+            raise ValueError(f"dcut budget={config.budget!r} needs no cost table: warm up with budget='auto'")
+        return engine.costs
+
+
+def check_memory(target: Target, drafter: Drafter | None, slots: int, length: int, limit: int | None) -> None:
+    """Raises MemoryError, with the numbers, when the two slot caches do not fit; tells their size otherwise."""
+    own = cache_bytes(target.shapes, slots, length, target.dtype)
+    drafts = drafter.cell_bytes(target.model) * slots * length if drafter else 0
+    free = _free_bytes(target.device) if limit is None else limit
+    size = f"{slots} slots of {length} cells take {_mib(own)} for the target and {_mib(drafts)} for the drafter"
+    if own + drafts > free:
+        source = "free on " + str(target.device) if limit is None else "allowed by dcut max_cache_bytes"
+        raise MemoryError(f"{size}, but {_mib(free)} are {source}: generate for fewer requests at once or lower max_new_tokens")
+    logger.info("%s", size)
+
+
+def fingerprint(target: Target, drafter: Drafter) -> dict[str, Any]:
+    """Returns everything the seconds of a step depend on, JSON-able."""
+    config = target.model.config.to_dict()
+    for volatile in ("_name_or_path", "transformers_version", "architectures"):
+        config.pop(volatile, None)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
+    return {
+        **machine_fingerprint(target.device),
+        "target": f"{type(target.model).__name__} {digest[:16]}",
+        "dtype": str(target.dtype),
+        "attention": "packed sdpa",
+        "tensor_parallel": 1,
+        "drafter": drafter.fingerprint(),
+    }
+
+
+def _depth(drafter: Drafter | None, config: DCutConfig) -> int:
+    """Returns D: the drafter's block, or the first part of it that the config asks for."""
+    if drafter is None:
+        return 0
+    wanted = config.draft_tokens
+    if wanted is not None and wanted > drafter.draft_tokens:
+        raise ValueError(f"dcut draft_tokens={wanted}: the drafter makes {drafter.draft_tokens}, give at most that")
+    return wanted or drafter.draft_tokens
+
+
+def _measure(
+    costs: CostTable,
+    target: Target,
+    cache: SlotCache,
+    drafter: BoundDrafter,
+    config: DCutConfig,
+    sizes: Iterable[int],
+    longest: int,
+) -> float:
+    """Returns the seconds spent on entries that the table lacked."""
+    seconds = measure_costs(costs, target, cache, drafter, config, sizes, kv_length_for(longest))
+    if seconds:
+        logger.info("measured step costs in %.1f s (%s)\n%s", seconds, costs.path or "kept in memory", costs)
+    return seconds
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Returns the bytes that can still be taken on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return psutil.virtual_memory().available
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

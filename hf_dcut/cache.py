@@ -1,0 +1,143 @@
+"""`SlotCache`: static K/V, one slot a request, each slot with its own length.
+
+Rejecting drafts moves no memory: a slot's length is a number the engine keeps, and cells past it are overwritten by
+the next step. Live requests stay in slots 0 .. B-1 (`move` fills the hole a finished one leaves), so attention reads a
+plain slice instead of gathering slots, which costs 2.4 times as much on a CPU.
+
+A layer stores `[slots, length, heads, dim]`, so that all slots are also one long row of cells for variable-length
+kernels. Only this file and `attention.py` know that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hf_dcut.types import Packed, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one cell of one layer holds: K and V apart, since they differ in latent attention."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+
+    @property
+    def elements(self) -> int:
+        """Numbers stored per cell."""
+        return self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+class SlotLayer(CacheLayerMixin):
+    """K and V of one attention layer, for all slots."""
+
+    is_sliding = False
+
+    def __init__(self, shape: LayerShape, slots: int, length: int, dtype: torch.dtype, device: torch.device | str):
+        super().__init__()
+        self.shape, self.length = shape, length
+        self.keys = torch.zeros(slots, length, shape.key_heads, shape.key_dim, dtype=dtype, device=device)
+        self.values = torch.zeros(slots, length, shape.value_heads, shape.value_dim, dtype=dtype, device=device)
+        self.is_initialized = True
+
+    def store(self, slot: Tensor, cell: Tensor, key: Tensor, value: Tensor) -> None:
+        """Writes K [T, heads, dim] and V [T, heads, dim] at `slot`, `cell`: int64 [T]."""
+        self.keys[slot, cell] = key
+        self.values[slot, cell] = value
+
+    def view(self, slots: int, reach: int) -> tuple[Tensor, Tensor]:
+        """Returns K and V [slots, heads, reach, dim] of the first slots and cells, without copying."""
+        return self.keys[:slots, :reach].transpose(1, 2), self.values[:slots, :reach].transpose(1, 2)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Stores the K/V [1, heads, T, dim] of a packed row and returns views of all live slots.
+
+        The packed row arrives in `kwargs["kwargs"]["packed"]`: Transformers hands a layer's keywords to its cache.
+        """
+        packed: Packed = kwargs["kwargs"]["packed"]
+        self.store(packed.slot, packed.cell, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+        return self.view(packed.slots, packed.reach)
+
+    def move(self, source: int, destination: int) -> None:
+        """Copies a slot's K/V over another slot."""
+        self.keys[destination] = self.keys[source]
+        self.values[destination] = self.values[source]
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Copies the first `length` cells of a slot to another: requests that share a prompt."""
+        self.keys[destination, :length] = self.keys[source, :length]
+        self.values[destination, :length] = self.values[source, :length]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: memory is taken when the layer is made."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns the cells of a slot and where they begin; masks are built by `attention.py`, not from this."""
+        return self.length, 0
+
+    def get_seq_length(self) -> int:
+        """Returns 0: slots have their own lengths, so positions are always given explicitly."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Returns the cells of a slot."""
+        return self.length
+
+
+class SlotCache(Cache):
+    """The K/V of all attention layers of one model.
+
+    Args:
+        shapes: one `LayerShape` a layer.
+        slots: requests that can be live at once.
+        length: cells of a slot: the longest request plus the drafts of one step.
+        dtype, device: as the model's K/V.
+    """
+
+    layers: list[SlotLayer]
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        slots: int,
+        length: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        self.slots, self.length = slots, length
+        super().__init__(layers=[SlotLayer(shape, slots, length, dtype, device) for shape in shapes])
+
+    def move(self, source: int, destination: int) -> None:
+        """Moves a request to another slot, whose old content is dropped."""
+        for layer in self.layers:
+            layer.move(source, destination)
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Copies the first `length` cells of a slot to another."""
+        for layer in self.layers:
+            layer.copy(source, destination, length)
+
+    def free(self, slot: int) -> None:
+        """Gives a slot up. Plain K/V need nothing: a new request overwrites before it reads."""
+
+    def commit(self, verdict: Verdict, packed: Packed) -> None:
+        """Makes the accepted rows the slot's content.
+
+        Plain K/V of a chain already lie in the right cells. Trees would be compacted here, recurrent states replayed.
+        """
+        assert packed.ancestors is None, "trees need their accepted path moved together"
+
+
+def cache_bytes(shapes: Sequence[LayerShape], slots: int, length: int, dtype: torch.dtype) -> int:
+    """Returns the bytes a `SlotCache` of this size takes."""
+    return slots * length * dtype.itemsize * sum(shape.elements for shape in shapes)

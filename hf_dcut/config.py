@@ -1,0 +1,107 @@
+"""`DCutConfig`: every knob of `generate(..., dcut=...)`, its default and its check."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_dcut.cost_table import CostTable
+
+PAPER_RATIOS = (0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class DCutConfig:
+    """How drafts are cut.
+
+    Attributes:
+        budget: "auto" picks the share of positions with the most expected tokens per second at every step (paper,
+            equation 5) and skips drafting while it does not pay; "none" is plain decoding on the same engine; a float
+            in (0, 1] verifies that share of all B (D+1) positions; 1.0 verifies every draft.
+        ratios: shares that "auto" chooses from. The paper's four by default.
+        draft_tokens: keep only the first so many drafts of the drafter's block; None keeps all.
+        cost_table: where the measured seconds of a step are kept: "auto" for a file in the Hugging Face cache, a path,
+            "off" to measure for this call alone, or a `CostTable` from `hf_dcut.warmup`.
+        deterministic: True takes the cost table as it is; False lets it follow the steps it sees.
+        max_prefill_tokens: prompt tokens read in one step at most; longer prompts are read in chunks.
+        max_cache_bytes: what the slot caches may take; None allows what the device has free.
+    """
+
+    budget: float | str = "auto"
+    ratios: tuple[float, ...] = PAPER_RATIOS
+    draft_tokens: int | None = None
+    cost_table: str | os.PathLike[str] | CostTable = "auto"
+    deterministic: bool = False
+    max_prefill_tokens: int = 4096
+    max_cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_budget(self.budget)
+        object.__setattr__(self, "ratios", tuple(self.ratios))
+        if not self.ratios or not all(_is_ratio(r) for r in self.ratios):
+            raise ValueError(f"dcut ratios={self.ratios!r}: give one or more numbers in (0, 1], such as {PAPER_RATIOS}")
+        for name in ("draft_tokens", "max_prefill_tokens", "max_cache_bytes"):
+            value = getattr(self, name)
+            optional = name != "max_prefill_tokens"
+            if not (optional and value is None) and not _is_count(value):
+                wanted = "a positive integer" + (" or None" if optional else "")
+                raise ValueError(f"dcut {name}={value!r}: give {wanted}")
+        if not isinstance(self.deterministic, bool):
+            raise TypeError(f"dcut deterministic={self.deterministic!r}: give True or False")
+
+    @classmethod
+    def of(cls, value: object) -> DCutConfig:
+        """Returns the config that a user's `dcut=` stands for: True, a budget, a dict or a `DCutConfig`.
+
+        Raises:
+            TypeError, ValueError: anything else, or a key that does not exist.
+        """
+        if isinstance(value, cls):
+            return value
+        if value is True:
+            return cls()
+        if isinstance(value, dict):
+            return cls.from_dict(value)
+        if isinstance(value, (str, float, int)) and not isinstance(value, bool):
+            return cls(budget=value)
+        raise TypeError(
+            f"dcut={value!r}: give True, a budget ('auto', 'none' or a number in (0, 1]), a dict or a DCutConfig"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields that differ from their defaults, as JSON-able values."""
+        if not isinstance(self.cost_table, (str, os.PathLike)):
+            raise ValueError("a DCutConfig that holds a CostTable cannot be saved: give cost_table a path instead")
+        default = asdict(DCutConfig())
+        values = asdict(replace(self, cost_table=os.fspath(self.cost_table)))
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v != default[k]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> DCutConfig:
+        """Returns a config with these fields set.
+
+        Raises:
+            ValueError: a key that is not a field.
+        """
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ValueError(f"dcut has no option {', '.join(map(repr, unknown))}: the options are {', '.join(known)}")
+        return cls(**values)
+
+
+def check_budget(budget: object) -> None:
+    """Raises ValueError unless `budget` is 'auto', 'none' or a number in (0, 1]."""
+    if budget in ("auto", "none") or _is_ratio(budget):
+        return
+    raise ValueError(f"dcut budget={budget!r}: give 'auto', 'none' or a number in (0, 1]")
+
+
+def _is_ratio(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

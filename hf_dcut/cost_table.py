@@ -1,0 +1,215 @@
+"""Measured seconds of a step, C(B, T): what the budget is weighed against (the paper's section 3.3 and table 3).
+
+A step is measured whole, drafting to commit, on the model that will run it: B in powers of two, T at the ratios the
+budget chooses from, and the plain step. Between measured points T is interpolated at equal share of positions, and the
+nearest measured B stands for its neighbours. The table is kept as JSON with a fingerprint of everything the seconds
+depend on, so the next process starts with it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.constants import HF_HOME
+from tqdm.auto import tqdm
+
+logger = logging.getLogger(__name__)
+
+WARM_UP = 2
+REPEATS = 5
+# How far one observed step may pull its entry, and how far off it may be before it is taken for a hiccup.
+_WEIGHT = 0.1
+_HICCUP = 2.0
+_FORMAT = 1
+
+
+class CostTable:
+    """Seconds of plain and drafted steps.
+
+    Args:
+        draft_tokens: D.
+        fingerprint: what the seconds depend on, JSON-able.
+        path: the file it is kept in; None keeps it in memory.
+    """
+
+    def __init__(self, draft_tokens: int, fingerprint: dict[str, Any] | None = None, path: Path | None = None):
+        self.draft_tokens, self.fingerprint, self.path = draft_tokens, fingerprint or {}, path
+        # K/V length -> B -> packed tokens T -> seconds; T = 0 is the plain step.
+        self._seconds: dict[int, dict[int, dict[int, float]]] = {}
+
+    @classmethod
+    def from_rows(cls, rows: dict[int, dict[int, float]], draft_tokens: int) -> CostTable:
+        """Returns a table with given seconds, {B: {T: seconds}}; T = 0 is the plain step."""
+        table = cls(draft_tokens)
+        table._seconds[0] = {b: dict(row) for b, row in rows.items()}
+        return table
+
+    def drafted(self, requests: int, total: int, kv_length: int = 0) -> float:
+        """Returns C(B, T): seconds of a step that drafts for B requests and verifies T packed tokens."""
+        measured, row = self._row(requests, kv_length)
+        points = sorted(t for t in row if t)
+        if not points:
+            raise ValueError("the cost table has no drafted steps: measure it with hf_dcut.warmup")
+        wanted = total * measured / requests
+        right = min(max(1, bisect.bisect_left(points, wanted)), len(points) - 1)
+        left = max(0, right - 1)
+        low, high = points[left], points[right]
+        share = 0.0 if low == high else min(1.0, max(0.0, (wanted - low) / (high - low)))
+        return row[low] + share * (row[high] - row[low])
+
+    def plain(self, requests: int, kv_length: int = 0) -> float:
+        """Returns seconds of a step that drafts nothing."""
+        _, row = self._row(requests, kv_length)
+        if 0 not in row:
+            raise ValueError("the cost table has no plain step: measure it with hf_dcut.warmup")
+        return row[0]
+
+    def observe(self, requests: int, total: int, seconds: float, kv_length: int = 0) -> None:
+        """Lets a step that took `seconds` pull the entries it was predicted from; total = 0 is the plain step."""
+        measured, row = self._row(requests, kv_length)
+        predicted = self.drafted(requests, total, kv_length) if total else row[0]
+        off = min(_HICCUP, max(1 / _HICCUP, seconds / predicted))
+        wanted = total * measured / requests
+        nearest = min((t for t in row if bool(t) == bool(total)), key=lambda t: abs(t - wanted))
+        row[nearest] *= 1 + _WEIGHT * (off - 1)
+
+    def missing(self, batch_sizes: Iterable[int], totals: Callable[[int], Sequence[int]], kv_length: int) -> dict[int, list[int]]:
+        """Returns what is not measured yet, {B: [T, ..]}, with T = 0 for the plain step."""
+        known = self._seconds.get(kv_length, {})
+        wanted = {b: [t for t in (0, *totals(b)) if t not in known.get(b, {})] for b in batch_sizes}
+        return {b: t for b, t in wanted.items() if t}
+
+    def measure(self, missing: dict[int, list[int]], kv_length: int, step: Callable[[int, int], None]) -> float:
+        """Times the missing entries and keeps their medians; returns the seconds it took.
+
+        Args:
+            missing: {B: [T, ..]}, as `missing` returns it.
+            kv_length: cells in use while measuring.
+            step: runs one whole step of B requests and T packed tokens (0: plain) and waits for it.
+        """
+        begin = time.perf_counter()
+        bar = tqdm(missing.items(), desc="hf-dcut: measuring step costs", unit="batch size", disable=None, leave=False)
+        for requests, totals in bar:
+            times: dict[int, list[float]] = {total: [] for total in totals}
+            # Interleaved, so that a slow moment of the machine hits all entries alike.
+            for repeat in range(WARM_UP + REPEATS):
+                for total in totals:
+                    start = time.perf_counter()
+                    step(requests, total)
+                    if repeat >= WARM_UP:
+                        times[total].append(time.perf_counter() - start)
+            row = self._seconds.setdefault(kv_length, {}).setdefault(requests, {})
+            row.update({total: statistics.median(values) for total, values in times.items()})
+        return time.perf_counter() - begin
+
+    def save(self) -> None:
+        """Writes the table to its file, whole or not at all."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"format": _FORMAT, "fingerprint": self.fingerprint, "draft_tokens": self.draft_tokens, "seconds": self._seconds}
+        handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
+        with os.fdopen(handle, "w") as file:
+            json.dump(content, file, indent=1)
+        os.replace(name, self.path)
+
+    def _load(self) -> None:
+        """Takes over the file's entries if they fit; says why not otherwise, so that they are measured anew."""
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            content = json.loads(self.path.read_text())
+            fits = content["format"] == _FORMAT and content["fingerprint"] == self.fingerprint
+            seconds = _read_seconds(content["seconds"]) if fits else {}
+        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            logger.warning("cost table %s is damaged (%s): measuring anew", self.path, error)
+            return
+        if not fits:
+            logger.warning("cost table %s was measured on another machine, model or version: measuring anew", self.path)
+        self._seconds = seconds
+
+    def _row(self, requests: int, kv_length: int) -> tuple[int, dict[int, float]]:
+        """Returns the nearest measured B and its seconds, at the nearest measured K/V length."""
+        if not self._seconds:
+            raise ValueError("the cost table is empty: measure it with hf_dcut.warmup")
+        by_batch = self._seconds[min(self._seconds, key=lambda kv: abs(kv - kv_length))]
+        # Between two equally near ones the larger batch stands in.
+        measured = min(by_batch, key=lambda b: (abs(b - requests), -b))
+        return measured, by_batch[measured]
+
+    def __str__(self) -> str:
+        lines = [f"seconds of a step, D = {self.draft_tokens}"]
+        for kv_length, by_batch in sorted(self._seconds.items()):
+            lines.append(f"K/V length {kv_length}")
+            for requests, row in sorted(by_batch.items()):
+                full = requests * (self.draft_tokens + 1)
+                cells = ["plain" if not t else f"{t / full:.0%}" for t in sorted(row)]
+                values = [f"{cell} {row[t] * 1e3:.2f} ms" for cell, t in zip(cells, sorted(row), strict=True)]
+                lines.append(f"  B = {requests:<3} " + "   ".join(values))
+        return "\n".join(lines)
+
+
+def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fingerprint: dict[str, Any]) -> CostTable:
+    """Returns the table that `DCutConfig.cost_table` names, with what its file already knows.
+
+    Args:
+        where: "auto" for the Hugging Face cache, "off" for memory only, a path, or a table.
+        draft_tokens: D.
+        fingerprint: what the seconds depend on.
+
+    Raises:
+        ValueError: a `CostTable` that was made for another number of draft tokens.
+    """
+    if isinstance(where, CostTable):
+        if where.draft_tokens != draft_tokens:
+            raise ValueError(
+                f"dcut cost_table was measured for {where.draft_tokens} draft tokens but the drafter makes {draft_tokens}: "
+                f"measure one with hf_dcut.warmup(model, drafter, batch_sizes)"
+            )
+        return where
+    if where == "off":
+        return CostTable(draft_tokens, fingerprint)
+    path = Path(where)
+    if where == "auto":
+        digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
+        path = Path(HF_HOME) / "hf_dcut" / f"costs-{digest}.json"
+    table = CostTable(draft_tokens, fingerprint, path)
+    table._load()
+    return table
+
+
+def machine_fingerprint(device: torch.device) -> dict[str, Any]:
+    """Returns what the seconds of a step depend on besides models: device, threads and versions."""
+    import platform
+
+    import transformers
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "device": f"{device.type} {name}",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _read_seconds(content: dict[str, dict[str, dict[str, float]]]) -> dict[int, dict[int, dict[int, float]]]:
+    """Returns the entries of a file with their keys as numbers; raises ValueError for anything that is not seconds."""
+    seconds = {int(kv): {int(b): {int(t): float(s) for t, s in row.items()} for b, row in rows.items()} for kv, rows in content.items()}
+    for rows in seconds.values():
+        for row in rows.values():
+            if not row or not all(0 < s < float("inf") for s in row.values()):
+                raise ValueError("a step without positive seconds")
+    return seconds

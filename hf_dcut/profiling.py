@@ -1,0 +1,102 @@
+"""Measuring the cost table: whole steps on the live model, with made-up requests in the slots.
+
+Runs before the first prompt is read, so that nothing it leaves in the slots matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from hf_dcut.budget import positions
+from hf_dcut.cache import SlotCache
+from hf_dcut.config import DCutConfig
+from hf_dcut.cost_table import CostTable
+from hf_dcut.drafters.base import BoundDrafter
+from hf_dcut.engine import Engine
+from hf_dcut.requests import Request
+from hf_dcut.stats import Stats, Stopwatch
+from hf_dcut.target import Target
+from hf_dcut.types import Batch, Committed, Drafts
+
+_KV_LENGTHS = (128, 256, 512, 1024, 2048)
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """Returns 1, 2, 4, .. up to `largest`: the batch sizes that are measured."""
+    return [1 << k for k in range(largest.bit_length())]
+
+
+def kv_length_for(longest: int) -> int:
+    """Returns the K/V length to measure at for requests of up to `longest` cells: about where they spend their steps."""
+    fitting = [length for length in _KV_LENGTHS if length <= longest // 2]
+    return fitting[-1] if fitting else max(1, longest // 2)
+
+
+@torch.no_grad()
+def measure_costs(
+    costs: CostTable,
+    target: Target,
+    cache: SlotCache,
+    drafter: BoundDrafter,
+    config: DCutConfig,
+    batch_sizes: Iterable[int],
+    kv_length: int,
+) -> float:
+    """Returns the seconds it took to fill the table for these batch sizes; entries that exist are kept.
+
+    Args:
+        costs: the table; saved to its file when something was measured.
+        target, cache, drafter: with free slots.
+        config: its ratios are measured, and the step that drafts but keeps nothing.
+        batch_sizes: numbers of requests, at most the cache's slots.
+        kv_length: cells in use while measuring.
+    """
+    depth = costs.draft_tokens
+    engine = Engine(target, cache, _WholeBlocks(drafter), depth, config, None, Stats())
+
+    def totals(requests: int) -> list[int]:
+        return sorted({requests, *(positions(ratio, requests, depth) for ratio in config.ratios)})
+
+    def step(requests: int, total: int) -> None:
+        fake = [_fake_request(slot, kv_length, depth) for slot in range(requests)]
+        ratios = (total / (requests * (depth + 1)),) if total else None
+        engine.advance(fake, [], [], ratios, Stopwatch())
+
+    missing = costs.missing(batch_sizes, totals, kv_length)
+    if not missing:
+        return 0.0
+    seconds = costs.measure(missing, kv_length, step)
+    for slot in range(cache.slots):
+        cache.free(slot)
+        drafter.free(slot)
+    costs.save()
+    return seconds
+
+
+class _WholeBlocks(BoundDrafter):
+    """Drafts as the drafter does, for its time, but every place is real and equally sure, so that any T can be packed."""
+
+    def __init__(self, drafter: BoundDrafter):
+        self.drafter = drafter
+
+    def propose(self, batch: Batch) -> Drafts:
+        token = self.drafter.propose(batch).token
+        return Drafts.chain(token, torch.ones_like(token, dtype=torch.float32))
+
+    def observe(self, committed: Committed) -> None:
+        self.drafter.observe(committed)
+
+    def move(self, source: int, destination: int) -> None:
+        self.drafter.move(source, destination)
+
+    def free(self, slot: int) -> None:
+        self.drafter.free(slot)
+
+
+def _fake_request(slot: int, kv_length: int, depth: int) -> Request:
+    """Returns a request that has read `kv_length` cells and has room for every draft."""
+    request = Request(id=slot, prompt=[0] * kv_length, max_new_tokens=depth + 3, slot=slot, read=kv_length)
+    request.tokens.append(0)
+    return request

@@ -1,0 +1,153 @@
+"""`Request`: one sequence that is being generated, with its own options, seed and totals.
+
+Together with the caches the only mutable state. Its progress is kept in host numbers, so that a step can be planned
+without asking the device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from hf_dcut.types import Batch
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a request's decoding steps came to.
+
+    Attributes:
+        steps: decoding steps it took part in.
+        kept, accepted: drafts verified, and committed.
+    """
+
+    steps: int = 0
+    kept: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence.
+
+    Attributes:
+        id: number of the request; rows of `generate` count from 0.
+        prompt: token ids, without padding.
+        max_new_tokens: most tokens to generate.
+        eos: ids that end the request.
+        seed: key of its random numbers.
+        left_pads: pads that stood before the prompt in the user's batch; processors count in padded width.
+        rope: what is added to a cell to get its position (images shift it; 0 for text).
+        generation_config, processors, criteria: the request's own options.
+        slot: where its K/V are; -1 while it waits.
+        read: prompt tokens whose K/V are stored.
+        tokens: what was generated.
+        finish_reason: "eos" or "length"; None while it runs.
+        totals: of its decoding steps.
+    """
+
+    id: int
+    prompt: list[int]
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()
+    seed: int = 0
+    left_pads: int = 0
+    rope: int = 0
+    generation_config: GenerationConfig | None = None
+    processors: LogitsProcessorList | None = None
+    criteria: StoppingCriteriaList | None = None
+    slot: int = -1
+    read: int = 0
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the prompt is read, so that the request goes on from its last token."""
+        return self.read == len(self.prompt)
+
+    @property
+    def length(self) -> int:
+        """Cells of the slot in use. The last generated token, the anchor, has none yet."""
+        return self.read + max(0, len(self.tokens) - 1)
+
+    @property
+    def room(self) -> int:
+        """Drafts that could still be committed: a step commits its drafts and one token more."""
+        return self.max_new_tokens - len(self.tokens) - 1
+
+    def append(self, tokens: Sequence[int]) -> int:
+        """Takes new tokens up to and with the first that ends the request; returns how many that were."""
+        for count, token in enumerate(tokens, start=1):
+            self.tokens.append(token)
+            if token in self.eos:
+                self.finish_reason = "eos"
+            elif len(self.tokens) == self.max_new_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason:
+                return count
+        return len(tokens)
+
+
+class Roster:
+    """Who is live and who waits. Live requests fill slots 0, 1, ..: those that decode first, then those that read.
+
+    Args:
+        slots: how many can be live at once.
+    """
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.live: list[Request] = []
+        self.waiting: deque[Request] = deque()
+
+    @property
+    def decoding(self) -> list[Request]:
+        """Live requests that have read their prompts, in slot order."""
+        return [request for request in self.live if request.decoding]
+
+    @property
+    def reading(self) -> list[Request]:
+        """Live requests that still read their prompts, in slot order."""
+        return [request for request in self.live if not request.decoding]
+
+    def admit(self) -> None:
+        """Gives free slots to those who wait, first come first served."""
+        while self.waiting and len(self.live) < self.slots:
+            request = self.waiting.popleft()
+            request.slot = len(self.live)
+            self.live.append(request)
+
+    def retire(self) -> list[tuple[int, int]]:
+        """Lets finished requests go; returns the moves (source slot, destination slot) that close the gaps, in order."""
+        moves: list[tuple[int, int]] = []
+        for request in [r for r in self.live if r.finish_reason]:
+            hole = request.slot
+            for last in (self._last(decoding=True), len(self.live) - 1):
+                # The last decoding request takes the hole, the last of all takes that one's place.
+                if hole < last:
+                    self.live[hole] = self.live[last]
+                    self.live[hole].slot = hole
+                    moves.append((last, hole))
+                    hole = last
+            self.live.pop()
+            request.slot = -1
+        return moves
+
+    def _last(self, decoding: bool) -> int:
+        return max((r.slot for r in self.live if r.decoding == decoding), default=-1)
+
+
+def batch_of(requests: Sequence[Request], device: torch.device | str) -> Batch:
+    """Returns where the decoding requests stand, in their order."""
+    columns = [(r.slot, r.length, r.tokens[-1], r.room, r.seed, r.rope) for r in requests]
+    table = torch.tensor(columns, dtype=torch.int64).view(len(columns), 6).T.contiguous().to(device)
+    return Batch(*table)

@@ -1,0 +1,219 @@
+"""The records that travel between the stages, and the letters their shapes are written with.
+
+    drafter -> scores -> budget -> packing -> verification -> acceptance -> commit
+    Drafts     Scores    Cut       Packed     logits, taps    Verdict       Committed
+
+Letters, never redefined anywhere:
+
+    B   live requests                        D   draft tokens a request (a chain)
+    N   draft nodes a request (N = D)        T   packed tokens of one step: the budget, K in the paper
+    S   cells of a slot                      V   vocabulary
+    A   accepted rows of a step              F   width of a tap row: taps x hidden size
+
+Every record is frozen: a stage takes records and returns a new one, so that a step can be replayed, traced and tested
+stage by stage. The only mutable things are the requests and the caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class Record:
+    """Base of the records: `.to(device)` moves every tensor inside."""
+
+    __slots__ = ()
+
+    def to(self, device: torch.device | str) -> Self:
+        """Returns the same record with its tensors on `device`; the record itself when nothing moves."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        moved = {k: v.to(device) if isinstance(v, (Tensor, Record)) else v for k, v in values.items()}
+        return self if all(moved[k] is values[k] for k in values) else type(self)(**moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Record):
+    """What the drafter and the selection know of the B decoding requests, one row each.
+
+    Attributes:
+        slot: int64 [B], where the request's K/V are kept. Live rows lie in slots 0 .. B-1; the spare rows of a
+            fixed-shape bucket point at the scratch slot.
+        length: int64 [B], cells of the slot in use: everything committed but the anchor.
+        anchor: int64 [B], the last committed token. It has no K/V yet; it goes to cell `length`.
+        room: int64 [B], how many drafts could still be committed before the request's maximum length.
+        seed: int64 [B], key of the request's random numbers.
+        rope: int64 [B], what is added to a cell to get the position RoPE sees (0 for text).
+    """
+
+    slot: Tensor
+    length: Tensor
+    anchor: Tensor
+    room: Tensor
+    seed: Tensor
+    rope: Tensor
+
+    def __len__(self) -> int:
+        return self.slot.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal(Record):
+    """The distribution sampled drafts were drawn from, for rejection sampling.
+
+    Attributes:
+        probability: float32 [B, N, C], probabilities of C candidates at each node.
+        ids: int64 [B, N, C], their token ids; None when C = V.
+    """
+
+    probability: Tensor
+    ids: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts(Record):
+    """What a drafter proposes.
+
+    Attributes:
+        token: int64 [B, N], drafted token of each node.
+        parent: int64 [B, N], node it follows; -1 is the anchor. A chain has parent k-1 at node k.
+        count: int64 [B], how many nodes of the row are real: nodes 0 .. count-1.
+        confidence: float32 [B, N], probability the drafter gives its token, given that its parents hold.
+        proposal: the distribution the tokens were drawn from; None for greedy drafts.
+    """
+
+    token: Tensor
+    parent: Tensor
+    count: Tensor
+    confidence: Tensor
+    proposal: Proposal | None = None
+
+    @staticmethod
+    def chain(token: Tensor, confidence: Tensor, count: Tensor | None = None) -> Drafts:
+        """Returns drafts in which every node follows the one before it.
+
+        Args:
+            token: int64 [B, D].
+            confidence: float32 [B, D].
+            count: int64 [B], real drafts a row; all D when None.
+        """
+        rows, depth = token.shape
+        parent = torch.arange(-1, depth - 1, device=token.device).expand(rows, depth)
+        full = token.new_full((rows,), depth)
+        return Drafts(token, parent, full if count is None else count, confidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores(Record):
+    """How likely each drafted position is to be committed (the paper's equation 3).
+
+    Attributes:
+        survival: float32 [B, N], product of the confidences from the anchor to the node; 0 where there is no draft,
+            so a sum over any set of nodes is the number of drafts expected to be committed from it.
+        valid: bool [B, N], nodes that may be kept: real, and within the request's room.
+    """
+
+    survival: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Record):
+    """Which drafts stay.
+
+    Attributes:
+        keep: bool [B, N], a prefix of each row.
+        total: T, packed tokens: B anchors and the kept drafts.
+        budget: the ratio that was chosen, of all B (D+1) positions.
+        offered: valid drafts of each request.
+    """
+
+    keep: Tensor
+    total: int
+    budget: float
+    offered: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed(Record):
+    """The one row of T tokens the target runs on: requests one behind the other, anchor first, then kept drafts.
+
+    Rows of a prompt that is being read look the same; only their count differs.
+
+    Attributes:
+        token: int64 [T].
+        slot: int64 [T], slot whose K/V the token reads and extends.
+        cell: int64 [T], where in the slot its K/V are stored.
+        position: int64 [T], or [3, T] for images: what RoPE sees. Apart from `cell`, since siblings of a tree share a
+            position and images shift it.
+        node: int64 [T], node of the draft; -1 for an anchor or a prompt token.
+        start: int32 [R+1], where each of the R requests of the row begins.
+        used: int32 [R], cells of its slot that hold K/V once the row is stored.
+        logit_rows: int64 [L], packed rows whose logits are needed.
+        decoding: how many of the R requests decode; they come first and lie in slots 0 .. decoding-1. The others read
+            their prompts.
+        slots, reach, width: numbers known on the host, so that no stage has to ask the device: slots in use, cells any
+            of them reaches at most, most rows of one decoding request.
+        ancestors: bool [T, widest request], which rows of its own request a token may see; None for chains, where it
+            sees all rows up to itself.
+    """
+
+    token: Tensor
+    slot: Tensor
+    cell: Tensor
+    position: Tensor
+    node: Tensor
+    start: Tensor
+    used: Tensor
+    logit_rows: Tensor
+    decoding: int
+    slots: int
+    reach: int
+    width: int
+    ancestors: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.token.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Record):
+    """What the target says of each request's rows.
+
+    Attributes:
+        accepted: int64 [R], drafts the target agrees with.
+        next: int64 [R], the target's own token after them.
+        path: int64 [R, D+1], packed rows that were accepted, anchor first; -1 beyond them.
+    """
+
+    accepted: Tensor
+    next: Tensor
+    path: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Record):
+    """The rows of a step that are now part of a request, for the drafter's context.
+
+    Attributes:
+        slot, cell, position, token: int64 [A], as in `Packed`.
+        taps: [A, F] hidden states of the tapped target layers, side by side; None when no layer is tapped.
+        kept, accepted, added: host numbers of the step's R requests, in its order: drafts verified, drafts committed,
+            tokens committed. A request that reads its prompt has no drafts.
+        finished: indices of the requests that are done.
+    """
+
+    slot: Tensor
+    cell: Tensor
+    position: Tensor
+    token: Tensor
+    taps: Tensor | None
+    kept: tuple[int, ...]
+    accepted: tuple[int, ...]
+    added: tuple[int, ...]
+    finished: tuple[int, ...]
+
+

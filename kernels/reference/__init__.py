@@ -1,0 +1,1 @@
+"""Plain torch: what the fused kernels are tested against, and what runs where they cannot."""

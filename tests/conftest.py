@@ -1,0 +1,135 @@
+"""What the tests share: tiny random targets, the prepared SmolLM2, and a watch on Transformers' deprecations.
+
+The environment is set before Transformers and Triton are imported: nothing is downloaded, nothing outside the
+repository is read or written (cost tables go to a folder of this run), and without a GPU Triton interprets kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+_HOME = tempfile.TemporaryDirectory(prefix="hf-dcut-tests-")
+os.environ["HF_HOME"] = _HOME.name
+os.environ["HF_HUB_OFFLINE"] = "1"
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config  # noqa: E402 (see above)
+
+ROOT = Path(__file__).resolve().parent.parent
+SMOLLM2 = ROOT / "models" / "smollm2-135m-instruct"
+CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+
+# Weights this large, and a head of its own, keep greedy text from settling into a loop: 48 tokens hold 19 or more
+# different ones for either kind. With Transformers' 0.02 and a tied head it is one token, over and over.
+TINY = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+Builder = Callable[..., PreTrainedModel]
+
+
+def build_target(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """Returns a random model of three small layers, the same for the same arguments.
+
+    Args:
+        kind: a key of CONFIGS.
+        dtype: float64 by default, where packed and padded rows agree to the last few bits.
+        seed: of the weights; torch's global generator is left alone.
+        overrides: config fields, such as `eos_token_id=None` for text of any length.
+    """
+    config = CONFIGS[kind](**(TINY | overrides))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+@pytest.fixture(scope="session")
+def make_target() -> Builder:
+    """`make_target(kind, dtype=torch.float64, seed=0, **overrides)`, a new model at every call."""
+    return build_target
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Builder:
+    """`tiny_llama(dtype=torch.float64, seed=0, **overrides)`."""
+    return lambda dtype=torch.float64, seed=0, **overrides: build_target("llama", dtype, seed, **overrides)
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3() -> Builder:
+    """`tiny_qwen3(dtype=torch.float64, seed=0, **overrides)`."""
+    return lambda dtype=torch.float64, seed=0, **overrides: build_target("qwen3", dtype, seed, **overrides)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the prepared SmolLM2-135M-Instruct."""
+    if not (SMOLLM2 / "config.json").is_file():
+        pytest.fail(f"{SMOLLM2} is missing: run `make setup`", pytrace=False)
+    return SMOLLM2
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Fills what torch.empty and its like return with NaN, or the largest integer: reads of unwritten elements show."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+class _Deprecations(logging.Handler):
+    """Keeps Transformers' log lines that announce a removal; the warnings filter does not see those."""
+
+    WORDS = ("deprecated", "will be removed")
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if any(word in line.lower() for word in self.WORDS):
+            self.lines.append(line)
+
+
+@pytest.fixture(autouse=True)
+def no_deprecated_calls() -> Iterator[None]:
+    """Fails a test in which Transformers logs that something used will go away."""
+    handler, logger = _Deprecations(), logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert not handler.lines
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_unconfigure() -> None:
+    _HOME.cleanup()
