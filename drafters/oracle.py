@@ -82,7 +82,7 @@ class BoundOracle(BoundDrafter):
         return Drafts.chain(token, confidence, (truth >= 0).cumprod(1).sum(1))
 
     def _recognise(self, slot: int, length: int) -> None:
-        """Looks up the prompt that fills a slot's first `length` cells, when the first token after it is proposed for."""
+        """Looks up the prompt in a slot's first `length` cells, before the first proposal after it."""
         self.known[slot] = True
         self.ahead[slot] = -1
         prompt = tuple(self.read[slot, :length].tolist())
@@ -91,7 +91,7 @@ class BoundOracle(BoundDrafter):
             return
         said: Tensor = torch.tensor(continuation, device=self.ahead.device)[: self.ahead.shape[1] - length]
         self.ahead[slot, length : length + len(said)] = said
-        self.key[slot] = (hash((prompt, self.oracle.seed)) & 0x7FFFFFFF)
+        self.key[slot] = hash((prompt, self.oracle.seed)) & 0x7FFFFFFF
 
     def move(self, source: int, destination: int) -> None:
         self.read[destination], self.ahead[destination] = self.read[source], self.ahead[source]

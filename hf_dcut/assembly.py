@@ -28,6 +28,9 @@ from hf_dcut.target import Target, check_length
 
 logger = logging.getLogger(__name__)
 
+# How packed attention runs, wherever it runs: until kernels replace it, padded decoding queries through torch's SDPA.
+ATTENTION_PATH = "packed sdpa"
+
 
 @contextmanager
 def open_engine(
@@ -112,7 +115,9 @@ def check_memory(target: Target, drafter: Drafter | None, slots: int, length: in
     size = f"{slots} slots of {length} cells take {_mib(own)} for the target and {_mib(drafts)} for the drafter"
     if own + drafts > free:
         source = "free on " + str(target.device) if limit is None else "allowed by dcut max_cache_bytes"
-        raise MemoryError(f"{size}, but {_mib(free)} are {source}: generate for fewer requests at once or lower max_new_tokens")
+        raise MemoryError(
+            f"{size}, but {_mib(free)} are {source}: generate for fewer requests at once or lower max_new_tokens"
+        )
     logger.info("%s", size)
 
 
@@ -126,7 +131,7 @@ def fingerprint(target: Target, drafter: Drafter) -> dict[str, Any]:
         **machine_fingerprint(target.device),
         "target": f"{type(target.model).__name__} {digest[:16]}",
         "dtype": str(target.dtype),
-        "attention": "packed sdpa",
+        "attention": ATTENTION_PATH,
         "tensor_parallel": 1,
         "drafter": drafter.fingerprint(),
     }

@@ -90,7 +90,9 @@ class PackedAttention:
         Raises:
             ValueError: a keyword that asks for something this function does not do.
         """
-        unknown = sorted(k for k, v in others.items() if k not in _HARMLESS and v is not None and (k, v) != ("dropout", 0.0))
+        unknown = sorted(
+            k for k, v in others.items() if k not in _HARMLESS and v is not None and (k, v) != ("dropout", 0.0)
+        )
         if unknown:
             raise ValueError(
                 f"{type(module).__name__} passes attention keywords that packed verification does not handle: "
@@ -148,7 +150,9 @@ def disable() -> None:
     AttentionInterface.get_interface = _lookup  # type: ignore[method-assign]
 
 
-def _get_interface(self: AttentionInterface, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+def _get_interface(
+    self: AttentionInterface, attn_implementation: str, default: Callable[..., Any]
+) -> Callable[..., Any]:
     """Returns this thread's packed attention while there is one, else Transformers' choice."""
     active = _active.get()
     return _lookup(self, attn_implementation, default) if active is None else active

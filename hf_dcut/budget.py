@@ -57,7 +57,11 @@ def cut(scores: Scores, ratios: Sequence[float], costs: Costs | None = None) -> 
     picked = expected[[min(t, rows + survival.numel()) - rows for t in totals]]
     # The step's only host read before verification: the gains of the candidates and how many drafts there are.
     numbers = torch.cat([picked, expected[-1:], scores.valid.sum(1)]).tolist()
-    gains, everything, offered = numbers[: len(ratios)], numbers[len(ratios)], tuple(map(int, numbers[len(ratios) + 1 :]))
+    gains, everything, offered = (
+        numbers[: len(ratios)],
+        numbers[len(ratios)],
+        tuple(map(int, numbers[len(ratios) + 1 :])),
+    )
     if not math.isfinite(everything):
         raise NonFiniteScores("the drafter's confidences are not finite")
     totals = [min(t, rows + sum(offered)) for t in totals]

@@ -16,7 +16,9 @@ from hf_dcut.requests import Request
 from hf_dcut.types import Committed, Packed, Verdict
 
 
-def commit(verdict: Verdict, packed: Packed, taps: Tensor | None, requests: Sequence[Request], cache: SlotCache) -> Committed:
+def commit(
+    verdict: Verdict, packed: Packed, taps: Tensor | None, requests: Sequence[Request], cache: SlotCache
+) -> Committed:
     """Returns the committed rows, after adding the tokens to the requests.
 
     Args:

@@ -41,18 +41,20 @@ class CostTable:
         draft_tokens: D.
         fingerprint: what the seconds depend on, JSON-able.
         path: the file it is kept in; None keeps it in memory.
+
+    Attributes:
+        seconds: {K/V length: {B: {T: seconds}}}, where T = 0 is the plain step.
     """
 
     def __init__(self, draft_tokens: int, fingerprint: dict[str, Any] | None = None, path: Path | None = None):
         self.draft_tokens, self.fingerprint, self.path = draft_tokens, fingerprint or {}, path
-        # K/V length -> B -> packed tokens T -> seconds; T = 0 is the plain step.
-        self._seconds: dict[int, dict[int, dict[int, float]]] = {}
+        self.seconds: dict[int, dict[int, dict[int, float]]] = {}
 
     @classmethod
     def from_rows(cls, rows: dict[int, dict[int, float]], draft_tokens: int) -> CostTable:
         """Returns a table with given seconds, {B: {T: seconds}}; T = 0 is the plain step."""
         table = cls(draft_tokens)
-        table._seconds[0] = {b: dict(row) for b, row in rows.items()}
+        table.seconds[0] = {b: dict(row) for b, row in rows.items()}
         return table
 
     def drafted(self, requests: int, total: int, kv_length: int = 0) -> float:
@@ -84,9 +86,11 @@ class CostTable:
         nearest = min((t for t in row if bool(t) == bool(total)), key=lambda t: abs(t - wanted))
         row[nearest] *= 1 + _WEIGHT * (off - 1)
 
-    def missing(self, batch_sizes: Iterable[int], totals: Callable[[int], Sequence[int]], kv_length: int) -> dict[int, list[int]]:
+    def missing(
+        self, batch_sizes: Iterable[int], totals: Callable[[int], Sequence[int]], kv_length: int
+    ) -> dict[int, list[int]]:
         """Returns what is not measured yet, {B: [T, ..]}, with T = 0 for the plain step."""
-        known = self._seconds.get(kv_length, {})
+        known = self.seconds.get(kv_length, {})
         wanted = {b: [t for t in (0, *totals(b)) if t not in known.get(b, {})] for b in batch_sizes}
         return {b: t for b, t in wanted.items() if t}
 
@@ -109,7 +113,7 @@ class CostTable:
                     step(requests, total)
                     if repeat >= WARM_UP:
                         times[total].append(time.perf_counter() - start)
-            row = self._seconds.setdefault(kv_length, {}).setdefault(requests, {})
+            row = self.seconds.setdefault(kv_length, {}).setdefault(requests, {})
             row.update({total: statistics.median(values) for total, values in times.items()})
         return time.perf_counter() - begin
 
@@ -118,7 +122,12 @@ class CostTable:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"format": _FORMAT, "fingerprint": self.fingerprint, "draft_tokens": self.draft_tokens, "seconds": self._seconds}
+        content = {
+            "format": _FORMAT,
+            "fingerprint": self.fingerprint,
+            "draft_tokens": self.draft_tokens,
+            "seconds": self.seconds,
+        }
         handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
         with os.fdopen(handle, "w") as file:
             json.dump(content, file, indent=1)
@@ -137,20 +146,20 @@ class CostTable:
             return
         if not fits:
             logger.warning("cost table %s was measured on another machine, model or version: measuring anew", self.path)
-        self._seconds = seconds
+        self.seconds = seconds
 
     def _row(self, requests: int, kv_length: int) -> tuple[int, dict[int, float]]:
         """Returns the nearest measured B and its seconds, at the nearest measured K/V length."""
-        if not self._seconds:
+        if not self.seconds:
             raise ValueError("the cost table is empty: measure it with hf_dcut.warmup")
-        by_batch = self._seconds[min(self._seconds, key=lambda kv: abs(kv - kv_length))]
+        by_batch = self.seconds[min(self.seconds, key=lambda kv: abs(kv - kv_length))]
         # Between two equally near ones the larger batch stands in.
         measured = min(by_batch, key=lambda b: (abs(b - requests), -b))
         return measured, by_batch[measured]
 
     def __str__(self) -> str:
         lines = [f"seconds of a step, D = {self.draft_tokens}"]
-        for kv_length, by_batch in sorted(self._seconds.items()):
+        for kv_length, by_batch in sorted(self.seconds.items()):
             lines.append(f"K/V length {kv_length}")
             for requests, row in sorted(by_batch.items()):
                 full = requests * (self.draft_tokens + 1)
@@ -174,7 +183,7 @@ def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fin
     if isinstance(where, CostTable):
         if where.draft_tokens != draft_tokens:
             raise ValueError(
-                f"dcut cost_table was measured for {where.draft_tokens} draft tokens but the drafter makes {draft_tokens}: "
+                f"dcut cost_table was measured for {where.draft_tokens} draft tokens, the drafter makes {draft_tokens}: "
                 f"measure one with hf_dcut.warmup(model, drafter, batch_sizes)"
             )
         return where
@@ -207,7 +216,10 @@ def machine_fingerprint(device: torch.device) -> dict[str, Any]:
 
 def _read_seconds(content: dict[str, dict[str, dict[str, float]]]) -> dict[int, dict[int, dict[int, float]]]:
     """Returns the entries of a file with their keys as numbers; raises ValueError for anything that is not seconds."""
-    seconds = {int(kv): {int(b): {int(t): float(s) for t, s in row.items()} for b, row in rows.items()} for kv, rows in content.items()}
+    seconds = {
+        int(kv): {int(b): {int(t): float(s) for t, s in row.items()} for b, row in rows.items()}
+        for kv, rows in content.items()
+    }
     for rows in seconds.values():
         for row in rows.values():
             if not row or not all(0 < s < float("inf") for s in row.values()):

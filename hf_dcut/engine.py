@@ -151,13 +151,17 @@ class Engine:
         token, parent, confidence = (x[:, : self.depth] for x in (drafts.token, drafts.parent, drafts.confidence))
         return Drafts(token, parent, drafts.count.clamp_max(self.depth), self.agree(confidence), drafts.proposal)
 
-    def _select(self, drafts: Drafts | None, batch: Batch, ratios: Sequence[float], reach: int) -> tuple[Packed, Cut | None]:
+    def _select(
+        self, drafts: Drafts | None, batch: Batch, ratios: Sequence[float], reach: int
+    ) -> tuple[Packed, Cut | None]:
         """Returns the packed row and the cut. Drafts that cannot be ranked are dropped: the step is plain."""
         if drafts is not None:
             try:
                 return select(drafts, batch, ratios, self.costs, self.shapes, reach)
             except NonFiniteScores:
-                self._warn_once("the drafter gave non-finite confidences: such steps decode plainly, the output stays the target's")
+                self._warn_once(
+                    "the drafter gave non-finite confidences: such steps decode plainly, the output stays the target's"
+                )
         return pack_plain(batch, reach), None
 
     def _ratios(self, decoding: Sequence[Request]) -> Sequence[float] | None:

@@ -88,7 +88,9 @@ def _generate(self: PreTrainedModel, *args: Any, dcut: Any = None, **kwargs: Any
         dcut = getattr(self.generation_config, "dcut", None)
     if dcut is None or dcut is False:
         if isinstance(call.get("assistant_model"), Drafter):
-            raise ValueError("assistant_model is an hf_dcut drafter, which plain generate cannot use: pass dcut=True too")
+            raise ValueError(
+                "assistant_model is an hf_dcut drafter, which plain generate cannot use: pass dcut=True too"
+            )
         return _upstream(self, *args, **kwargs)
     return generate(self, *args, dcut=dcut, **kwargs)
 
@@ -159,7 +161,9 @@ def _drafter(assistant: object, generation_config: GenerationConfig, config: DCu
     return assistant
 
 
-def _refuse_extras(processors: LogitsProcessorList, criteria: StoppingCriteriaList, model_kwargs: dict[str, Any]) -> None:
+def _refuse_extras(
+    processors: LogitsProcessorList, criteria: StoppingCriteriaList, model_kwargs: dict[str, Any]
+) -> None:
     """Raises ValueError for processors, criteria and forward keywords that are not handled, by name."""
     foreign = [type(p).__name__ for p in processors]
     foreign += [type(c).__name__ for c in criteria if not isinstance(c, (MaxLengthCriteria, EosTokenCriteria))]
@@ -167,7 +171,9 @@ def _refuse_extras(processors: LogitsProcessorList, criteria: StoppingCriteriaLi
     if foreign:
         raise ValueError(f"{', '.join(foreign)} does not work with dcut: leave it out, or generate without dcut")
     if getattr(model_kwargs.get("cache"), "_is_user_defined", False):
-        raise ValueError("past_key_values (cache) does not work with dcut, which brings its own: pass the whole prompt instead")
+        raise ValueError(
+            "past_key_values (cache) does not work with dcut, which brings its own: pass the whole prompt instead"
+        )
 
 
 def _requests(input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> list[Request]:
@@ -178,16 +184,25 @@ def _requests(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generatio
     """
     rows, width = input_ids.shape
     if not rows or not width:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give at least one prompt of at least one token")
+        raise ValueError(
+            f"input_ids has shape {tuple(input_ids.shape)}: give at least one prompt of at least one token"
+        )
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
     if mask.shape != input_ids.shape or not torch.isin(mask, mask.new_tensor([0, 1])).all():
-        raise ValueError(f"attention_mask of shape {tuple(mask.shape)}: give one of 0 and 1 shaped as input_ids {tuple(input_ids.shape)}")
+        raise ValueError(
+            f"attention_mask of shape {tuple(mask.shape)}: give zeros and ones shaped as input_ids {tuple(input_ids.shape)}"
+        )
     if (mask.diff(dim=1) < 0).any() or not mask[:, -1].all():
-        raise ValueError("attention_mask is not plain left padding: every row must be zeros, then ones. Set tokenizer.padding_side='left'")
+        raise ValueError(
+            "attention_mask is not plain left padding: every row must be zeros, then ones. Set "
+            "tokenizer.padding_side='left'"
+        )
     positions = model_kwargs.get("position_ids")
     if positions is not None and not torch.equal(positions * mask, ((mask.cumsum(1) - 1) * mask).expand_as(positions)):
-        raise ValueError("position_ids that do not count from 0 at each prompt's first token do not work with dcut: leave them out")
+        raise ValueError(
+            "position_ids that do not count from 0 at each prompt's first token do not work with dcut: leave them out"
+        )
     eos = config._eos_token_tensor
     ends = frozenset(eos.flatten().tolist()) if eos is not None else frozenset()
     pads = (width - mask.sum(1)).tolist()

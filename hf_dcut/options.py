@@ -1,4 +1,4 @@
-"""What each field of `GenerationConfig` means under `dcut`: the same as in plain `generate`, without effect, or refused.
+"""What each field of `GenerationConfig` means under `dcut`: as in plain `generate`, no effect, or refused.
 
 A field that asks for something which is not done is refused by name; nothing is ignored in silence.
 """
@@ -46,7 +46,9 @@ OPTIONS: dict[str, Option] = {
         ("compile_config", "disable_compile", "max_cache_len", "cache_config"),
         Option(INERT, instead="about upstream's own caches and compiled forward"),
     ),
-    **dict.fromkeys(("continuous_batching_config", "transformers_version"), Option(INERT, instead="not about generate")),
+    **dict.fromkeys(
+        ("continuous_batching_config", "transformers_version"), Option(INERT, instead="not about generate")
+    ),
     **dict.fromkeys(
         (
             "is_assistant",
@@ -69,14 +71,27 @@ OPTIONS: dict[str, Option] = {
     **dict.fromkeys(("use_mtp", "low_memory"), Option(REFUSED, (False,), "generate without dcut")),
     **dict.fromkeys(("assistant_early_exit", "speculation_type"), Option(REFUSED, (), _ASSIST)),
     **dict.fromkeys(("penalty_alpha", "dola_layers"), Option(REFUSED, (), "generate without dcut")),
-    **dict.fromkeys(("output_attentions", "output_hidden_states"), Option(REFUSED, (False,), "packed rows have none to give")),
+    **dict.fromkeys(
+        ("output_attentions", "output_hidden_states"), Option(REFUSED, (False,), "packed rows have none to give")
+    ),
     **dict.fromkeys(("output_scores", "output_logits"), Option(REFUSED, (False,), "not yet supported with dcut")),
-    **dict.fromkeys(("stop_strings", "max_time", "watermarking_config"), Option(REFUSED, (), "not yet supported with dcut")),
+    **dict.fromkeys(
+        ("stop_strings", "max_time", "watermarking_config"), Option(REFUSED, (), "not yet supported with dcut")
+    ),
     "token_healing": Option(REFUSED, (False,), "heal the prompts before generating"),
-    "guidance_scale": Option(REFUSED, (1, 1.0), "classifier-free guidance runs a second forward: generate without dcut"),
-    **dict.fromkeys(("min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), Option(REFUSED, (0,), "not yet supported with dcut")),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), Option(REFUSED, (1.0,), "not yet supported with dcut")),
-    **dict.fromkeys(("renormalize_logits", "remove_invalid_values"), Option(REFUSED, (False,), "not yet supported with dcut")),
+    "guidance_scale": Option(
+        REFUSED, (1, 1.0), "classifier-free guidance runs a second forward: generate without dcut"
+    ),
+    **dict.fromkeys(
+        ("min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+        Option(REFUSED, (0,), "not yet supported with dcut"),
+    ),
+    **dict.fromkeys(
+        ("repetition_penalty", "encoder_repetition_penalty"), Option(REFUSED, (1.0,), "not yet supported with dcut")
+    ),
+    **dict.fromkeys(
+        ("renormalize_logits", "remove_invalid_values"), Option(REFUSED, (False,), "not yet supported with dcut")
+    ),
     **dict.fromkeys(
         (
             "min_new_tokens",
@@ -100,6 +115,8 @@ def check_options(config: GenerationConfig) -> None:
         if name.startswith("_") or value is None:
             continue
         if option is None:
-            raise ValueError(f"{name}={value!r}: this version of hf-dcut does not know the option. Generate without dcut")
+            raise ValueError(
+                f"{name}={value!r}: this version of hf-dcut does not know the option. Generate without dcut"
+            )
         if option.treatment == REFUSED and value not in option.neutral:
             raise ValueError(f"{name}={value!r} does not work with dcut: {option.instead}")

@@ -29,7 +29,7 @@ def powers_of_two(largest: int) -> list[int]:
 
 
 def kv_length_for(longest: int) -> int:
-    """Returns the K/V length to measure at for requests of up to `longest` cells: about where they spend their steps."""
+    """Returns the K/V length to measure at: about where requests of up to `longest` cells spend their steps."""
     fitting = [length for length in _KV_LENGTHS if length <= longest // 2]
     return fitting[-1] if fitting else max(1, longest // 2)
 
@@ -76,7 +76,7 @@ def measure_costs(
 
 
 class _WholeBlocks(BoundDrafter):
-    """Drafts as the drafter does, for its time, but every place is real and equally sure, so that any T can be packed."""
+    """Takes the drafter's time, but calls every place real and equally sure, so that any T can be packed."""
 
     def __init__(self, drafter: BoundDrafter):
         self.drafter = drafter

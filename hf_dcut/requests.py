@@ -127,7 +127,7 @@ class Roster:
             self.live.append(request)
 
     def retire(self) -> list[tuple[int, int]]:
-        """Lets finished requests go; returns the moves (source slot, destination slot) that close the gaps, in order."""
+        """Lets finished requests go; returns the moves (source, destination) that close the gaps, in order."""
         moves: list[tuple[int, int]] = []
         for request in [r for r in self.live if r.finish_reason]:
             hole = request.slot

@@ -152,7 +152,8 @@ class Stats:
         lines = [f"{self.new_tokens} new tokens in {self.seconds:.2f} s: {self.tokens_per_second:.1f} tokens/s"]
         lines.append(f"{self.steps} steps, {self.drafted_share:.0%} of them drafted")
         if self.rows:
-            lines.append(f"{self.mean_accepted_tokens:.2f} tokens a request and drafted step, {self.kept_share:.0%} of positions verified")
+            verified = f"{self.kept_share:.0%} of positions verified"
+            lines.append(f"{self.mean_accepted_tokens:.2f} tokens a request and drafted step, {verified}")
             chosen = ", ".join(f"{k:g} x {v}" for k, v in sorted(self.budgets.items()))
             lines.append(f"budgets chosen: {chosen}")
             lines.append("drafts accepted: " + ", ".join(f"{k}: {v}" for k, v in sorted(self.histogram.items())))

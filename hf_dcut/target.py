@@ -97,12 +97,16 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError(f"{name} keeps a recurrent state, which rejected drafts cannot be taken out of. {advice}")
     foreign = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
     if foreign:
-        raise ValueError(f"{name} has layers of type {', '.join(foreign)}: dcut handles full and sliding attention. {advice}")
+        raise ValueError(
+            f"{name} has layers of type {', '.join(foreign)}: dcut handles full and sliding attention. {advice}"
+        )
     if "dynamic" in rope_types(model):
         raise ValueError(f"{name} uses dynamic RoPE, which scales by the longest row of a batch. {advice}")
     devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
     if len(devices) > 1:
-        raise ValueError(f"{name} is spread over devices {sorted(devices)}: dcut needs it on one. Load it with device_map=None")
+        raise ValueError(
+            f"{name} is spread over devices {sorted(devices)}: dcut needs it on one. Load it with device_map=None"
+        )
     _checked[model] = _compare_with_stock(model)
 
 
@@ -111,15 +115,23 @@ def check_length(model: PreTrainedModel, prompt: int, longest: int) -> None:
     config = model.config.get_text_config(decoder=True)
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and prompt > limit:
-        raise ValueError(f"a prompt has {prompt} tokens but the model has {limit} positions: shorten it to at most {limit}")
-    original = min((int(p["original_max_position_embeddings"]) for p in _ropes(model)
-                    if p.get("rope_type") == "longrope" and "original_max_position_embeddings" in p), default=None)
+        raise ValueError(
+            f"a prompt has {prompt} tokens but the model has {limit} positions: shorten it to at most {limit}"
+        )
+    original = min(
+        (
+            int(p["original_max_position_embeddings"])
+            for p in _ropes(model)
+            if p.get("rope_type") == "longrope" and "original_max_position_embeddings" in p
+        ),
+        default=None,
+    )
     if original is None and "longrope" in rope_types(model):
         original = getattr(config, "original_max_position_embeddings", None)
     if original is not None and longest > original:
         raise ValueError(
-            f"requests of up to {longest} tokens go past {original} positions, where this model's longrope rescales the "
-            f"whole batch: lower max_new_tokens or shorten the prompts to stay within {original}"
+            f"requests of up to {longest} tokens go past {original} positions, where this model's longrope rescales "
+            f"the whole batch: lower max_new_tokens or shorten the prompts to stay within {original}"
         )
 
 
@@ -161,7 +173,9 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     rows = [(torch.arange(n, device=device) * 7 + 3 + n) % vocabulary for n in (9, 6)]
     caches = [DynamicCache(config=model.config) for _ in rows]
     with torch.no_grad():
-        stock = torch.cat([model(input_ids=r[None], cache=c, use_cache=True).logits[0] for r, c in zip(rows, caches, strict=True)])
+        stock = torch.cat(
+            [model(input_ids=r[None], cache=c, use_cache=True).logits[0] for r, c in zip(rows, caches, strict=True)]
+        )
         kv = [(layer.keys, layer.values) for layer in caches[0].layers]
         shapes = tuple(LayerShape(k.shape[1], k.shape[3], v.shape[1], v.shape[3]) for k, v in kv)
         cache = SlotCache(shapes, slots=2, length=9, dtype=kv[0][0].dtype, device=device)
@@ -172,8 +186,8 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     if not difference <= _TOLERANCE[stock.dtype]:
         raise ValueError(
             f"{type(model).__name__} gives other logits for packed rows than for plain ones (relative difference "
-            f"{difference:.1e}, allowed {_TOLERANCE[stock.dtype]:.0e}): its attention does not go through Transformers' "
-            f"attention interface as dcut needs. Generate without dcut for this model"
+            f"{difference:.1e}, allowed {_TOLERANCE[stock.dtype]:.0e}): its attention does not go through "
+            f"Transformers' attention interface as dcut needs. Generate without dcut for this model"
         )
     return shapes
 

@@ -215,5 +215,3 @@ class Committed(Record):
     accepted: tuple[int, ...]
     added: tuple[int, ...]
     finished: tuple[int, ...]
-
-

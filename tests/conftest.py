@@ -64,6 +64,16 @@ def build_target(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, *
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
+def build_prompts(rows: int, seed: int = 0, longest: int = 12) -> dict[str, torch.Tensor]:
+    """Returns input_ids and attention_mask, int64 [rows, width]: random tokens, a random length for each row."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (rows, 1), generator=generator)
+    width = int(lengths.max())
+    mask = (torch.arange(width) >= width - lengths).long()
+    tokens = torch.randint(3, TINY["vocab_size"], (rows, width), generator=generator)
+    return {"input_ids": torch.where(mask.bool(), tokens, TINY["pad_token_id"]), "attention_mask": mask}
+
+
 @pytest.fixture(scope="session")
 def make_target() -> Builder:
     """`make_target(kind, dtype=torch.float64, seed=0, **overrides)`, a new model at every call."""
@@ -80,6 +90,12 @@ def tiny_llama() -> Builder:
 def tiny_qwen3() -> Builder:
     """`tiny_qwen3(dtype=torch.float64, seed=0, **overrides)`."""
     return lambda dtype=torch.float64, seed=0, **overrides: build_target("qwen3", dtype, seed, **overrides)
+
+
+@pytest.fixture(scope="session")
+def make_prompts() -> Callable[..., dict[str, torch.Tensor]]:
+    """`make_prompts(rows, seed=0, longest=12)`: left-padded prompts of 1 to `longest` tokens, as `generate` takes them."""
+    return build_prompts
 
 
 @pytest.fixture(scope="session")
