@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
     from hf_dcut.types import Batch, Committed, Drafts
 
@@ -28,11 +29,11 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
 
     @abstractmethod
-    def check(self, target: nn.Module) -> None:
+    def check(self, target: PreTrainedModel) -> None:
         """Raises ValueError when the drafter does not fit the target model, naming what differs and what to do."""
 
     @abstractmethod
-    def bind(self, target: nn.Module, slots: int, length: int) -> BoundDrafter:
+    def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundDrafter:
         """Returns a drafter with its own state for `slots` requests of up to `length` cells each.
 
         Args:
@@ -42,7 +43,7 @@ class Drafter(ABC):
         """
 
     @abstractmethod
-    def cell_bytes(self, target: nn.Module) -> int:
+    def cell_bytes(self, target: PreTrainedModel) -> int:
         """Returns the bytes of state that one cell of one slot takes, so that memory can be told beforehand."""
 
     @abstractmethod

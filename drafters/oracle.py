@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from hf_dcut.drafters.base import BoundDrafter, Drafter, token_history
 from hf_dcut.noise import Purpose, noise
@@ -29,24 +30,25 @@ class OracleDrafter(Drafter):
 
     def __init__(
         self,
-        continuations: Mapping[Sequence[int], Sequence[int]],
+        continuations: Mapping[tuple[int, ...], Sequence[int]],
         draft_tokens: int = 15,
         profile: Sequence[float] = (1.0,),
         seed: int = 0,
     ):
         if not profile or not all(0 <= c <= 1 for c in profile):
             raise ValueError(f"oracle profile={tuple(profile)!r}: give one or more confidences in [0, 1]")
-        self.continuations = {tuple(k): list(v) for k, v in continuations.items()}
+        self.continuations = {prompt: list(said) for prompt, said in continuations.items()}
+        self.prompt_sizes = sorted({len(prompt) for prompt in self.continuations}, reverse=True)
         self.draft_tokens, self.profile, self.seed = draft_tokens, tuple(profile), seed
 
-    def check(self, target: nn.Module) -> None:
+    def check(self, target: PreTrainedModel) -> None:
         """Nothing can fail to fit: a prompt it does not know gets no drafts."""
 
-    def bind(self, target: nn.Module, slots: int, length: int) -> BoundOracle:
+    def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundOracle:
         weight = target.get_input_embeddings().weight
         return BoundOracle(self, slots, length, weight.shape[0], weight.device)
 
-    def cell_bytes(self, target: nn.Module) -> int:
+    def cell_bytes(self, target: PreTrainedModel) -> int:
         return 2 * torch.int64.itemsize
 
     def fingerprint(self) -> dict[str, object]:
@@ -82,16 +84,20 @@ class BoundOracle(BoundDrafter):
         return Drafts.chain(token, confidence, (truth >= 0).cumprod(1).sum(1))
 
     def _recognise(self, slot: int, length: int) -> None:
-        """Looks up the prompt in a slot's first `length` cells, before the first proposal after it."""
+        """Looks up which prompt begins the text in a slot's first `length` cells, when it is first proposed for.
+
+        Plain steps may have come before, so the text may hold the beginning of the continuation too.
+        """
         self.known[slot] = True
         self.ahead[slot] = -1
-        prompt = tuple(self.read[slot, :length].tolist())
-        continuation = self.oracle.continuations.get(prompt)
-        if continuation is None:
-            return
-        said: Tensor = torch.tensor(continuation, device=self.ahead.device)[: self.ahead.shape[1] - length]
-        self.ahead[slot, length : length + len(said)] = said
-        self.key[slot] = hash((prompt, self.oracle.seed)) & 0x7FFFFFFF
+        text = tuple(self.read[slot, :length].tolist())
+        for size in self.oracle.prompt_sizes:
+            continuation = self.oracle.continuations.get(text[:size], ())
+            if size <= length and continuation and tuple(continuation[: length - size]) == text[size:]:
+                said: Tensor = torch.tensor(continuation, device=self.ahead.device)[: self.ahead.shape[1] - size]
+                self.ahead[slot, size : size + len(said)] = said
+                self.key[slot] = hash((text[:size], self.oracle.seed)) & 0x7FFFFFFF
+                return
 
     def move(self, source: int, destination: int) -> None:
         self.read[destination], self.ahead[destination] = self.read[source], self.ahead[source]

@@ -8,7 +8,8 @@ k of m gives k / (m + 1), so a single occurrence starts at 1/2 and many that agr
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from hf_dcut.drafters.base import BoundDrafter, Drafter, token_history
 from hf_dcut.types import Batch, Committed, Drafts
@@ -28,14 +29,14 @@ class PromptLookupDrafter(Drafter):
                 raise ValueError(f"prompt lookup {name}={value!r}: give a positive integer")
         self.draft_tokens, self.ngram = draft_tokens, max_matching_ngram_size
 
-    def check(self, target: nn.Module) -> None:
+    def check(self, target: PreTrainedModel) -> None:
         """Nothing can fail to fit: the drafts are the request's own tokens."""
 
-    def bind(self, target: nn.Module, slots: int, length: int) -> BoundPromptLookup:
+    def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundPromptLookup:
         device = target.get_input_embeddings().weight.device
         return BoundPromptLookup(self.draft_tokens, self.ngram, slots, length, device)
 
-    def cell_bytes(self, target: nn.Module) -> int:
+    def cell_bytes(self, target: PreTrainedModel) -> int:
         return torch.int64.itemsize
 
     def fingerprint(self) -> dict[str, object]:

@@ -26,6 +26,10 @@ _lookup = AttentionInterface.get_interface
 _HARMLESS = {"position_ids", "use_cache", "output_router_logits", "packed", "logits_to_keep"}
 
 
+class UnsupportedAttention(ValueError):
+    """The model's attention asks for something that packed verification does not do."""
+
+
 class PackedAttention:
     """The attention function of one packed forward. Masks are made once and shared by all layers.
 
@@ -88,13 +92,13 @@ class PackedAttention:
             others: what else the model's code passes.
 
         Raises:
-            ValueError: a keyword that asks for something this function does not do.
+            UnsupportedAttention: a keyword that asks for something this function does not do.
         """
         unknown = sorted(
             k for k, v in others.items() if k not in _HARMLESS and v is not None and (k, v) != ("dropout", 0.0)
         )
         if unknown:
-            raise ValueError(
+            raise UnsupportedAttention(
                 f"{type(module).__name__} passes attention keywords that packed verification does not handle: "
                 f"{', '.join(unknown)}. Generate without dcut for this model"
             )
@@ -142,12 +146,12 @@ def packed_attention(packed: Packed) -> Iterator[None]:
 
 def enable() -> None:
     """Lets packed forwards replace the attention function. Without one, lookups are Transformers' own."""
-    AttentionInterface.get_interface = _get_interface  # type: ignore[method-assign]
+    AttentionInterface.get_interface = _get_interface
 
 
 def disable() -> None:
     """Puts Transformers' own lookup back."""
-    AttentionInterface.get_interface = _lookup  # type: ignore[method-assign]
+    AttentionInterface.get_interface = _lookup
 
 
 def _get_interface(

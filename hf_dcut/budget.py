@@ -34,7 +34,7 @@ def positions(ratio: float, requests: int, depth: int) -> int:
         requests: B.
         depth: D, drafts a request.
     """
-    # The subtraction keeps a product like 0.1 * 30, a hair above 3 in floating point, from being rounded up to 4.
+    # The subtraction keeps a product like 0.1 * 3 * 10, a hair above 3 in floating point, from being rounded up to 4.
     return max(requests, math.ceil(ratio * requests * (depth + 1) - 1e-9))
 
 

@@ -39,7 +39,7 @@ def commit(
     outcomes = [_advance(request, row) for request, row in zip(requests, table.tolist(), strict=True)]
     kept, accepted, added = zip(*outcomes, strict=True)
     cache.commit(verdict, packed)
-    prompt_rows = torch.arange(packed.start[decoding], len(packed), device=drafts.device)
+    prompt_rows = torch.arange(sum(kept[:decoding]) + decoding, len(packed), device=drafts.device)
     rows = torch.cat([accepted_rows, prompt_rows])
     return Committed(
         slot=packed.slot[rows],

@@ -50,6 +50,9 @@ class DCutConfig:
                 raise ValueError(f"dcut {name}={value!r}: give {wanted}")
         if not isinstance(self.deterministic, bool):
             raise TypeError(f"dcut deterministic={self.deterministic!r}: give True or False")
+        # Tables come after this module, so one is known by what the budget asks of it.
+        if not isinstance(self.cost_table, (str, os.PathLike)) and not hasattr(self.cost_table, "drafted"):
+            raise TypeError(f"dcut cost_table={self.cost_table!r}: give 'auto', 'off', a path or a CostTable")
 
     @classmethod
     def of(cls, value: object) -> DCutConfig:

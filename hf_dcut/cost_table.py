@@ -54,7 +54,8 @@ class CostTable:
     def from_rows(cls, rows: dict[int, dict[int, float]], draft_tokens: int) -> CostTable:
         """Returns a table with given seconds, {B: {T: seconds}}; T = 0 is the plain step."""
         table = cls(draft_tokens)
-        table.seconds[0] = {b: dict(row) for b, row in rows.items()}
+        if rows:
+            table.seconds[0] = {b: dict(row) for b, row in rows.items()}
         return table
 
     def drafted(self, requests: int, total: int, kv_length: int = 0) -> float:
@@ -118,20 +119,23 @@ class CostTable:
         return time.perf_counter() - begin
 
     def save(self) -> None:
-        """Writes the table to its file, whole or not at all."""
+        """Writes the table to its file, whole or not at all; warns where it cannot be written."""
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "format": _FORMAT,
             "fingerprint": self.fingerprint,
             "draft_tokens": self.draft_tokens,
             "seconds": self.seconds,
         }
-        handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=1)
-        os.replace(name, self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=".part-") as folder:
+                whole = Path(folder, self.path.name)
+                whole.write_text(json.dumps(content, indent=1))
+                os.replace(whole, self.path)
+        except OSError as error:
+            logger.warning("cost table %s cannot be written (%s): it will be measured again", self.path, error)
 
     def _load(self) -> None:
         """Takes over the file's entries if they fit; says why not otherwise, so that they are measured anew."""
@@ -141,8 +145,8 @@ class CostTable:
             content = json.loads(self.path.read_text())
             fits = content["format"] == _FORMAT and content["fingerprint"] == self.fingerprint
             seconds = _read_seconds(content["seconds"]) if fits else {}
-        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-            logger.warning("cost table %s is damaged (%s): measuring anew", self.path, error)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("cost table %s cannot be read or is damaged (%s): measuring anew", self.path, error)
             return
         if not fits:
             logger.warning("cost table %s was measured on another machine, model or version: measuring anew", self.path)
@@ -183,8 +187,8 @@ def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fin
     if isinstance(where, CostTable):
         if where.draft_tokens != draft_tokens:
             raise ValueError(
-                f"dcut cost_table was measured for {where.draft_tokens} draft tokens, the drafter makes {draft_tokens}: "
-                f"measure one with hf_dcut.warmup(model, drafter, batch_sizes)"
+                f"dcut cost_table was measured for {where.draft_tokens} draft tokens and the drafter makes "
+                f"{draft_tokens}: measure one with hf_dcut.warmup(model, drafter, batch_sizes)"
             )
         return where
     if where == "off":
@@ -221,6 +225,8 @@ def _read_seconds(content: dict[str, dict[str, dict[str, float]]]) -> dict[int, 
         for kv, rows in content.items()
     }
     for rows in seconds.values():
+        if not rows:
+            raise ValueError("a K/V length without steps")
         for row in rows.values():
             if not row or not all(0 < s < float("inf") for s in row.values()):
                 raise ValueError("a step without positive seconds")

@@ -136,7 +136,9 @@ class Engine:
     def _retire(self) -> None:
         """Gives the slots of finished requests free and closes the gaps they leave."""
         before = len(self.roster.live)
-        holders = [self.cache] if self.drafter is None else [self.cache, self.drafter]
+        holders: list[SlotCache | BoundDrafter] = [self.cache]
+        if self.drafter is not None:
+            holders.append(self.drafter)
         moves = self.roster.retire()
         for holder in holders:
             for source, destination in moves:

@@ -22,11 +22,14 @@ from hf_dcut.assembly import open_engine
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
-from hf_dcut.options import check_options
+from hf_dcut.options import check_option, check_options
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
+from hf_dcut.target import check_model
 
 _upstream = GenerationMixin.generate
+# Options that the original acts on, or refuses for reasons of its own, before it calls the decoding method.
+_EARLY = ("cache_implementation", "stop_strings", "token_healing", "num_return_sequences")
 # What `generate` prepares for every decoder-only model and we either use or rebuild.
 _PREPARED = {"attention_mask", "position_ids", "cache", "logits_to_keep", "use_cache"}
 
@@ -46,13 +49,13 @@ class DCutOutput(GenerateDecoderOnlyOutput):
 def enable() -> None:
     """Makes `generate` of all models understand `dcut`. Called on import."""
     attention.enable()
-    GenerationMixin.generate = _generate  # type: ignore[method-assign]
+    GenerationMixin.generate = _generate
 
 
 def disable() -> None:
     """Puts Transformers' own `generate` back."""
     attention.disable()
-    GenerationMixin.generate = _upstream  # type: ignore[method-assign]
+    GenerationMixin.generate = _upstream
 
 
 def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any) -> DCutOutput | Tensor:
@@ -75,6 +78,7 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
             raise ValueError(f"{name} does not work with dcut: leave it out, or generate without dcut")
     if named.get("synced_gpus"):
         raise ValueError("synced_gpus=True does not work with dcut: it is for ZeRO-3 and FSDP, generate without dcut")
+    _check_early(model, named, options)
     return _upstream(model, **{**named, "custom_generate": method}, **options)
 
 
@@ -93,6 +97,17 @@ def _generate(self: PreTrainedModel, *args: Any, dcut: Any = None, **kwargs: Any
             )
         return _upstream(self, *args, **kwargs)
     return generate(self, *args, dcut=dcut, **kwargs)
+
+
+def _check_early(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:
+    """Raises ValueError for what the original `generate` would not bring to the decoding method."""
+    configs = [config for config in (named.get("generation_config"), model.generation_config) if config is not None]
+    for name in _EARLY:
+        values = [options[name]] if name in options else [getattr(config, name, None) for config in configs]
+        check_option(name, next((value for value in values if value is not None), None))
+    prompts = options.get("input_ids", named.get("inputs"))
+    if isinstance(prompts, Tensor) and not prompts.numel():
+        raise ValueError(f"input_ids has shape {tuple(prompts.shape)}: give at least one prompt of at least one token")
 
 
 class _Decoding:
@@ -124,6 +139,7 @@ class _Decoding:
             model_kwargs: what Transformers prepared for the forward, and what the user added to it.
         """
         check_options(generation_config)
+        check_model(model)
         _refuse_extras(logits_processor, stopping_criteria, model_kwargs)
         drafter = _drafter(self.assistant, generation_config, self.config)
         requests = _requests(input_ids, model_kwargs, generation_config)
@@ -180,19 +196,17 @@ def _requests(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generatio
     """Returns one request a row, its prompt without padding.
 
     Raises:
-        ValueError: no rows, empty rows, a mask that is not left padding, or positions that do not count from 0.
+        ValueError: a mask that is not left padding, or positions that do not count from 0.
     """
-    rows, width = input_ids.shape
-    if not rows or not width:
-        raise ValueError(
-            f"input_ids has shape {tuple(input_ids.shape)}: give at least one prompt of at least one token"
-        )
+    width = input_ids.shape[1]
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
-    if mask.shape != input_ids.shape or not torch.isin(mask, mask.new_tensor([0, 1])).all():
+    if mask.shape != input_ids.shape or ((mask != 0) & (mask != 1)).any():
         raise ValueError(
-            f"attention_mask of shape {tuple(mask.shape)}: give zeros and ones shaped as input_ids {tuple(input_ids.shape)}"
+            f"attention_mask has shape {tuple(mask.shape)}: give zeros and ones in the shape of input_ids, "
+            f"{tuple(input_ids.shape)}"
         )
+    mask = mask.long()
     if (mask.diff(dim=1) < 0).any() or not mask[:, -1].all():
         raise ValueError(
             "attention_mask is not plain left padding: every row must be zeros, then ones. Set "

@@ -64,7 +64,7 @@ OPTIONS: dict[str, Option] = {
     "do_sample": Option(REFUSED, (False,), "pass do_sample=False; many chat models and pipelines sample by default"),
     "num_return_sequences": Option(REFUSED, (1,), "repeat the prompts instead"),
     "use_cache": Option(REFUSED, (True,), "dcut needs its K/V cache: leave use_cache at True"),
-    "cache_implementation": Option(REFUSED, ("dynamic",), "dcut brings its own static cache: leave it out"),
+    "cache_implementation": Option(REFUSED, ("dynamic", "hybrid"), "dcut brings its own static cache: leave it out"),
     **dict.fromkeys(("num_beams", "num_beam_groups"), Option(REFUSED, (1,), _BEAMS)),
     "diversity_penalty": Option(REFUSED, (0.0,), _BEAMS),
     **dict.fromkeys(("constraints", "force_words_ids"), Option(REFUSED, (), _BEAMS)),
@@ -111,12 +111,15 @@ OPTIONS: dict[str, Option] = {
 def check_options(config: GenerationConfig) -> None:
     """Raises ValueError for the first field that asks for something which dcut does not do, or does not know."""
     for name in vars(GenerationConfig()):
-        value, option = getattr(config, name, None), OPTIONS.get(name)
-        if name.startswith("_") or value is None:
-            continue
-        if option is None:
-            raise ValueError(
-                f"{name}={value!r}: this version of hf-dcut does not know the option. Generate without dcut"
-            )
-        if option.treatment == REFUSED and value not in option.neutral:
-            raise ValueError(f"{name}={value!r} does not work with dcut: {option.instead}")
+        check_option(name, getattr(config, name, None))
+
+
+def check_option(name: str, value: object) -> None:
+    """Raises ValueError when this field of `GenerationConfig` asks for something which dcut does not do or know."""
+    option = OPTIONS.get(name)
+    if name.startswith("_") or value is None:
+        return
+    if option is None:
+        raise ValueError(f"{name}={value!r}: this version of hf-dcut does not know the option. Generate without dcut")
+    if option.treatment == REFUSED and value not in option.neutral:
+        raise ValueError(f"{name}={value!r} does not work with dcut: {option.instead}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_dcut.attention import packed_attention
+from hf_dcut.attention import UnsupportedAttention, packed_attention
 from hf_dcut.cache import LayerShape, SlotCache
 from hf_dcut.types import Packed
 
@@ -62,7 +62,7 @@ class Target:
         return self.model.dtype
 
     def __enter__(self) -> Target:
-        layers = decoder_layers(self.model) if self.taps else []
+        layers = decoder_layers(self.model) if self.taps else nn.ModuleList()
         for index in set(self.taps):
             handle = layers[index].register_forward_hook(_collector(index))
             self._open.callback(handle.remove)
@@ -179,8 +179,17 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         kv = [(layer.keys, layer.values) for layer in caches[0].layers]
         shapes = tuple(LayerShape(k.shape[1], k.shape[3], v.shape[1], v.shape[3]) for k, v in kv)
         cache = SlotCache(shapes, slots=2, length=9, dtype=kv[0][0].dtype, device=device)
-        first = _packed_logits(model, _ragged(rows, [0, 0], [5, 2]), cache)
-        second = _packed_logits(model, _ragged(rows, [5, 2], [9, 6]), cache)
+        try:
+            first = _packed_logits(model, _ragged(rows, [0, 0], [5, 2]), cache)
+            second = _packed_logits(model, _ragged(rows, [5, 2], [9, 6]), cache)
+        except (UnsupportedAttention, torch.OutOfMemoryError):
+            raise
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            # What a model's code does with a mask, a cache or keywords that it does not expect.
+            raise ValueError(
+                f"{type(model).__name__} cannot run packed rows ({type(error).__name__}: {error}): its code does not "
+                f"hand its keywords to attention and cache as dcut needs. Generate without dcut for this model"
+            ) from error
     packed = torch.cat([first[:5], second[:4], first[5:], second[4:]])
     difference = ((packed - stock).norm() / stock.norm()).item()
     if not difference <= _TOLERANCE[stock.dtype]:

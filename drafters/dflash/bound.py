@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from hf_dcut.cache import LayerShape, SlotLayer
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafters.dflash.config import DFlashConfig
-from hf_dcut.drafters.dflash.model import DFlashModel, rope_frequencies, rope_table, rotate
+from hf_dcut.drafters.dflash.model import DFlashLayer, DFlashModel, rope_frequencies, rope_table, rotate
 from hf_dcut.types import Batch, Committed, Drafts
 
 
@@ -38,7 +40,7 @@ class BoundDFlash(BoundDrafter):
         slots, length: as in `Drafter.bind`.
     """
 
-    def __init__(self, model: DFlashModel, target: nn.Module, slots: int, length: int):
+    def __init__(self, model: DFlashModel, target: PreTrainedModel, slots: int, length: int):
         self.model, self.config = model, model.config
         weight = model.fc.weight
         self.dtype, self.device = weight.dtype, weight.device
@@ -130,7 +132,7 @@ class ContextKV:
     """The K and V projections of all layers, stacked for the length of a call."""
 
     def __init__(self, model: DFlashModel):
-        attentions = [layer.self_attn for layer in model.layers]
+        attentions = [cast(DFlashLayer, layer).self_attn for layer in model.layers]
         projections = [p for a in attentions for p in (a.k_proj, a.v_proj)]
         self.weight = torch.cat([p.weight for p in projections])
         self.bias = torch.cat([p.bias for p in projections]) if model.config.attention_bias else None
@@ -151,7 +153,7 @@ class ContextKV:
 
 
 def target_head(
-    target: nn.Module, draft_ids: Tensor | None, dtype: torch.dtype, device: torch.device
+    target: PreTrainedModel, draft_ids: Tensor | None, dtype: torch.dtype, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
     """Returns a function from hidden states [..., hidden] to logits over the drafter's vocabulary.
 
@@ -159,7 +161,7 @@ def target_head(
     of its tokens. A head that is quantised, sharded, adapted or offloaded is asked for all logits instead.
     """
     head = target.get_output_embeddings()
-    plain = type(head) is nn.Linear and _is_plain(head, target)
+    plain = _is_plain(head)
     if draft_ids is None or not plain:
         expected = head.weight.dtype if plain else target.dtype
         return lambda hidden: _restrict(head(hidden.to(expected)), draft_ids)
@@ -180,10 +182,11 @@ def _restrict(logits: Tensor, draft_ids: Tensor | None) -> Tensor:
     return logits if draft_ids is None else logits.index_select(-1, draft_ids.to(logits.device))
 
 
-def _is_plain(head: nn.Linear, target: nn.Module) -> bool:
+def _is_plain(head: nn.Module) -> bool:
     """Returns whether each row of the head's weight gives one token's logit, with nothing done before or after."""
-    weight = head.weight
-    whole = weight.shape[0] == target.config.get_text_config(decoder=True).vocab_size
-    known = type(weight) in (Tensor, nn.Parameter) and not weight.is_meta
-    floats = weight.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    return whole and known and floats and not head._forward_hooks and not head._forward_pre_hooks
+    if type(head) is not nn.Linear or type(head.weight) not in (Tensor, nn.Parameter):
+        return False
+    # Tensor parallelism and offloading replace the forward of the one module, and may leave it a part of its weight.
+    changed = "forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks
+    floats = head.weight.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return floats and not changed

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from hf_dcut.drafters.checkpoint import parse_dtype
 
@@ -197,7 +197,7 @@ def _refuse_features(values: Values, nested: Values) -> None:
                 raise _unsupported(what, f"{key}={place[key]!r}")
     for name in ("rope_parameters", "rope_scaling"):
         rope = values.get(name) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
+        kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind != "default":
             raise _unsupported(f"the RoPE type {kind}", f"{name}={rope!r}", f"{kind} not yet supported")
 
@@ -238,16 +238,16 @@ def _rope_theta(values: Values) -> float:
 
 def _count(values: Values, key: str, default: int | None = None) -> int:
     value = default if values.get(key) is None else values[key]
-    if not _is_index(value) or value < 1:
+    if not _is_index(value) or value == 0:
         raise ValueError(f"config.json {key}={value!r}: a positive integer is needed")
-    return int(value)
+    return value
 
 
 def _index(values: Values, key: str) -> int:
     value = values.get(key)
     if not _is_index(value):
         raise ValueError(f"config.json {key}={value!r}: an integer from 0 is needed")
-    return int(value)  # type: ignore[arg-type]
+    return value
 
 
 def _positive(values: Values, key: str) -> float:
@@ -257,7 +257,7 @@ def _positive(values: Values, key: str) -> float:
     return float(value)
 
 
-def _is_index(value: object) -> bool:
+def _is_index(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
 
 from hf_dcut.drafters import checkpoint
 from hf_dcut.drafters.base import Drafter
@@ -17,7 +16,7 @@ from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.dflash.model import DFlashModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class DFlashDrafter(Drafter):
@@ -122,7 +121,7 @@ class DFlashDrafter(Drafter):
         """Dtype of the weights and of the drafter's K/V."""
         return self.model.fc.weight.dtype
 
-    def check(self, target: nn.Module) -> None:
+    def check(self, target: PreTrainedModel) -> None:
         """Raises ValueError when the drafter was not made for this target. Warns when either runs in float16."""
         config, drafter = target.config.get_text_config(decoder=True), self.config
         _same("hidden_size", drafter.hidden_size, config.hidden_size)
@@ -149,7 +148,7 @@ class DFlashDrafter(Drafter):
                     stacklevel=2,
                 )
 
-    def _check_modules(self, target: nn.Module) -> None:
+    def _check_modules(self, target: PreTrainedModel) -> None:
         embeddings = target.get_input_embeddings()
         rows = getattr(embeddings, "num_embeddings", self.config.vocab_size)
         if self.config.mask_token_id >= rows:
@@ -164,11 +163,11 @@ class DFlashDrafter(Drafter):
             )
 
     @torch.no_grad()
-    def bind(self, target: nn.Module, slots: int, length: int) -> BoundDFlash:
+    def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundDFlash:
         """Returns the drafter with state for `slots` requests of `length` cells, its block among them."""
         return BoundDFlash(self.model, target, slots, length)
 
-    def cell_bytes(self, target: nn.Module) -> int:
+    def cell_bytes(self, target: PreTrainedModel) -> int:
         """Returns the bytes that one cell of one slot takes in all draft layers."""
         return layer_shape(self.config).elements * self.config.num_hidden_layers * self.dtype.itemsize
 

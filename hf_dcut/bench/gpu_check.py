@@ -22,9 +22,19 @@ from hf_dcut.bench.report import machine
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.dflash import DFlashDrafter
 
-_SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+_SMALL: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
 _SMALL |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "initializer_range": 0.2}
-_QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+_QWEN3_8B: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+}
 _QWEN3_8B |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 # Ties beyond these margins are errors, not rounding.
 _MARGIN = {torch.float32: 1e-3, torch.bfloat16: 0.25}

@@ -51,15 +51,11 @@ def _prompt(line: str, number: int, source: str) -> str:
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> dict[str, Tensor]:
     """Returns input_ids and attention_mask, int64 [B, P], left-padded: prompts in the chat template, thinking off."""
-    if tokenizer.chat_template is None:
-        return dict(tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left"))
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    encoded = tokenizer.apply_chat_template(
-        chats,
-        add_generation_prompt=True,
-        enable_thinking=False,
-        return_dict=True,
-        return_tensors="pt",
-        tokenizer_kwargs={"padding": True, "padding_side": "left"},
-    )
+    chat = tokenizer.chat_template is not None
+    if chat:
+        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        prompts = tokenizer.apply_chat_template(
+            chats, add_generation_prompt=True, enable_thinking=False, tokenize=False
+        )
+    encoded = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=not chat)
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}

@@ -153,10 +153,11 @@ class Session:
         assert [s.slot for s in stories] == list(range(len(stories)))
         return drafts.to("cpu")
 
-    def check(self, stories: list[Story]) -> None:
+    def check(self, stories: list[Story], head: Tensor | None = None) -> None:
         """Compares a proposal with the oracle's, row by row."""
         drafts = self.propose(stories)
-        embed, head = (m.weight.double().cpu() for m in (self.target.get_input_embeddings(), self.target.lm_head))
+        head = self.target.lm_head.weight if head is None else head
+        embed, head = (table.double().cpu() for table in (self.target.get_input_embeddings().weight, head))
         depth = self.drafter.draft_tokens
         assert drafts.token.dtype == torch.int64
         assert drafts.confidence.dtype == torch.float32
@@ -330,13 +331,34 @@ def test_a_head_that_is_no_plain_linear_is_called(make_target: Any, make_drafter
     assert (doubled.confidence > wanted.confidence).all()
 
 
-def test_a_hooked_head_is_called_so_that_its_hooks_run(make_target: Any, make_drafter: Any) -> None:
+def hook(head: nn.Module, calls: list[Any]) -> None:
+    head.register_forward_hook(lambda module, args, out: calls.append(out.shape))
+
+
+def replace_forward(head: nn.Module, calls: list[Any]) -> None:
+    """Keeps half of the head's weight, as a rank of tensor parallelism does; the new forward gathers the rest."""
+    halves = head.weight.chunk(2)
+    head.weight = nn.Parameter(halves[0], requires_grad=False)
+
+    def forward(x: Tensor) -> Tensor:
+        out = torch.cat([x @ half.T for half in halves], dim=-1)
+        calls.append(out.shape)
+        return out
+
+    head.forward = forward  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("change", [hook, replace_forward])
+def test_a_changed_head_is_called_so_that_the_change_takes_part(
+    make_target: Any, make_drafter: Any, change: Callable[[nn.Module, list[Any]], None]
+) -> None:
     target = make_target("llama")
-    drafter, calls = make_drafter(target, draft_ids=range(50)), []
-    target.lm_head.register_forward_hook(lambda module, args, out: calls.append(out.shape))
+    drafter, calls = make_drafter(target, draft_ids=range(0, 100, 2)), []
+    whole = target.lm_head.weight
+    change(target.lm_head, calls)
     session, stories = Session(drafter, target, slots=1), [Story(0)]
     session.commit(stories, [3])
-    session.check(stories)
+    session.check(stories, whole)
     assert calls == [(1, 4, 101)]
 
 

@@ -1,0 +1,154 @@
+"""Packed attention against a loop over single queries in float64, and whom it leaves alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+
+from hf_dcut import attention
+from hf_dcut.attention import PackedAttention, packed_attention
+from hf_dcut.types import Packed
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+ULPS = 1e-12  # float64 sums of some tens of terms in another order
+
+# First cell and number of rows of each request.
+Pieces = Sequence[tuple[int, int]]
+
+
+def make_row(decoding: Pieces, prompts: Pieces = (), width: int = 5) -> Packed:
+    """Returns a packed row of decoding requests in slots 0, 1, .. and of prompt pieces in the slots after them."""
+    pieces = [*decoding, *prompts]
+    slot = [i for i, (_, count) in enumerate(pieces) for _ in range(count)]
+    cell = [first + k for first, count in pieces for k in range(count)]
+    node = [k - 1 for _, count in decoding for k in range(count)] + [-1] * sum(count for _, count in prompts)
+    sizes = torch.tensor([0, *(count for _, count in pieces)])
+    return Packed(
+        token=torch.zeros(len(cell), dtype=torch.int64),
+        slot=torch.tensor(slot),
+        cell=torch.tensor(cell),
+        position=torch.tensor(cell),
+        node=torch.tensor(node),
+        start=sizes.cumsum(0).int(),
+        used=torch.tensor([first + count for first, count in pieces], dtype=torch.int32),
+        logit_rows=torch.arange(len(cell)),
+        decoding=len(decoding),
+        slots=len(pieces),
+        reach=max([first + width for first, _ in decoding] + [first + count for first, count in prompts]),
+        width=width,
+    )
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cells: range, scaling: float) -> torch.Tensor:
+    """Returns what one query [heads, dim] gathers from cells of K/V [kv heads, cells, dim]."""
+    out, group = torch.zeros(HEADS, DIM, dtype=torch.float64), HEADS // KV_HEADS
+    for head in range(HEADS):
+        scores = [float(query[head] @ key[head // group, cell]) * scaling for cell in cells]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        for weight, cell in zip(weights, cells, strict=True):
+            out[head] += weight / sum(weights) * value[head // group, cell]
+    return out
+
+
+def random_states(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns queries of the row and K/V of its slots; cells that nobody may see hold huge numbers."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, HEADS, len(packed), DIM, dtype=torch.float64, generator=generator)
+    shape = (packed.slots, KV_HEADS, packed.reach, DIM)
+    key, value = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
+    for slot, used in enumerate(packed.used.tolist()):
+        key[slot, :, used:] = value[slot, :, used:] = 1e30
+    return query, key, value
+
+
+ROWS = {
+    "one request": make_row([(6, 3)]),
+    "ragged requests": make_row([(6, 3), (0, 1), (2, 5), (9, 1)]),
+    "one prompt": make_row([], [(0, 6)]),
+    "prompts of several lengths": make_row([], [(0, 6), (0, 1), (0, 9)]),
+    "prompts that begin mid-slot": make_row([], [(4, 5), (0, 2), (7, 1)]),
+    "requests and prompts": make_row([(6, 2), (3, 5)], [(0, 4), (5, 6)]),
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 4])
+@pytest.mark.parametrize("packed", ROWS.values(), ids=ROWS)
+def test_equals_the_loop(packed: Packed, window: int | None, poisoned_memory: None) -> None:
+    query, key, value = random_states(packed)
+    out, weights = PackedAttention(packed)(nn.Module(), query, key, value, None, scaling=0.3, sliding_window=window)
+    assert weights is None
+    assert out.shape == (1, len(packed), HEADS, DIM)
+    for row, (slot, cell) in enumerate(zip(packed.slot.tolist(), packed.cell.tolist(), strict=True)):
+        cells = range(0 if window is None else max(0, cell - window + 1), cell + 1)
+        expected = attend(query[0, :, row], key[slot], value[slot], cells, 0.3)
+        assert torch.allclose(out[0, row], expected, rtol=ULPS, atol=ULPS)
+
+
+def test_layers_with_and_without_a_window_share_a_row() -> None:
+    packed = ROWS["requests and prompts"]
+    query, key, value = random_states(packed)
+    shared = PackedAttention(packed)
+    for window in (4, None, 2, 4):
+        out, _ = shared(nn.Module(), query, key, value, None, sliding_window=window)
+        alone, _ = PackedAttention(packed)(nn.Module(), query, key, value, None, sliding_window=window)
+        assert torch.equal(out, alone)
+
+
+def test_scores_are_scaled_by_the_head_size_when_nothing_is_said() -> None:
+    query, key, value = random_states(ROWS["ragged requests"])
+    call = PackedAttention(ROWS["ragged requests"])
+    said, _ = call(nn.Module(), query, key, value, None, scaling=DIM**-0.5)
+    assert torch.equal(call(nn.Module(), query, key, value, None)[0], said)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"), [("softcap", 50.0), ("s_aux", torch.ones(4)), ("dropout", 0.1), ("brand_new", True)]
+)
+def test_a_keyword_that_is_not_handled_is_refused_by_name(keyword: str, value: object) -> None:
+    query, key, states = random_states(ROWS["one request"])
+    with pytest.raises(ValueError, match=f"{keyword}.*Generate without dcut"):
+        PackedAttention(ROWS["one request"])(nn.Module(), query, key, states, None, **{keyword: value})
+
+
+def test_keywords_that_ask_for_nothing_pass() -> None:
+    query, key, value = random_states(ROWS["one request"])
+    neutral = {"softcap": None, "s_aux": None, "dropout": 0.0, "position_ids": torch.zeros(1), "use_cache": True}
+    PackedAttention(ROWS["one request"])(nn.Module(), query, key, value, None, **neutral)
+
+
+def test_plain_forwards_of_other_threads_stay_plain(tiny_llama: Callable[..., PreTrainedModel]) -> None:
+    model, tokens = tiny_llama(), torch.arange(3, 12)[None]
+
+    @torch.no_grad()
+    def plain() -> torch.Tensor:
+        return model(tokens).logits
+
+    expected = plain()
+    with ThreadPoolExecutor(1) as other, packed_attention(ROWS["one prompt"]):
+        assert torch.equal(other.submit(plain).result(), expected)
+
+
+def test_after_a_packed_forward_attention_is_plain_again(tiny_llama: Callable[..., PreTrainedModel]) -> None:
+    model, tokens = tiny_llama(), torch.arange(3, 12)[None]
+    with torch.no_grad():
+        expected = model(tokens).logits
+        with pytest.raises(RuntimeError, match="inside"), packed_attention(ROWS["one prompt"]):
+            raise RuntimeError("inside")
+        assert torch.equal(model(tokens).logits, expected)
+
+
+def test_lookups_can_be_given_back() -> None:
+    ours = AttentionInterface.get_interface
+    attention.disable()
+    try:
+        assert AttentionInterface.get_interface.__module__.startswith("transformers")
+    finally:
+        attention.enable()
+    assert AttentionInterface.get_interface is ours

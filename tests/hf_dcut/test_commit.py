@@ -1,0 +1,115 @@
+"""What a verdict does to requests, and which rows are handed to the drafter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_dcut.cache import LayerShape, SlotCache
+from hf_dcut.commit import commit
+from hf_dcut.requests import Request
+from hf_dcut.types import Committed, Packed, Verdict
+
+DEPTH = 3
+
+
+def make_row(drafts: list[list[int]], length: list[int], prompts: list[list[int]] = ()) -> Packed:  # type: ignore[assignment]
+    """Returns a packed row: requests in slots 0, 1, .. with so many cells used, then prompts read from their start."""
+    rows = [[9, *own] for own in drafts] + list(prompts)
+    begin = [*length, *([0] * len(prompts))]
+    slot = [i for i, row in enumerate(rows) for _ in row]
+    cell = [first + k for first, row in zip(begin, rows, strict=True) for k in range(len(row))]
+    sizes = torch.tensor([0, *map(len, rows)])
+    return Packed(
+        token=torch.tensor([t for row in rows for t in row]),
+        slot=torch.tensor(slot),
+        cell=torch.tensor(cell),
+        position=torch.tensor(cell) + 1000,
+        node=torch.zeros(len(cell), dtype=torch.int64),
+        start=sizes.cumsum(0).int(),
+        used=torch.zeros(len(rows), dtype=torch.int32),
+        logit_rows=torch.arange(len(cell)),
+        decoding=len(drafts),
+        slots=len(rows),
+        reach=64,
+        width=DEPTH + 1,
+    )
+
+
+def make_verdict(packed: Packed, accepted: list[int], following: list[int]) -> Verdict:
+    start = packed.start.tolist()
+    path = [
+        [start[i] + k if k <= accepted[i] else -1 for k in range(packed.width)] for i in range(packed.decoding)
+    ]
+    return Verdict(torch.tensor(accepted), torch.tensor(following), torch.tensor(path, dtype=torch.int64).view(-1, packed.width))
+
+
+def decoding_request(length: int, tokens: list[int], **options: object) -> Request:
+    """Returns a request that has read its prompt and generated these tokens."""
+    prompt = [1] * (length - len(tokens) + 1)
+    options = {"max_new_tokens": 99} | options
+    return Request(id=0, prompt=prompt, read=len(prompt), tokens=list(tokens), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cache() -> SlotCache:
+    return SlotCache([LayerShape(1, 2, 1, 2)], slots=4, length=64, dtype=torch.float32, device="cpu")
+
+
+def rows_of(committed: Committed) -> list[tuple[int, int, int, int]]:
+    fields = (committed.slot, committed.cell, committed.position, committed.token)
+    return list(zip(*(field.tolist() for field in fields), strict=True))
+
+
+def test_accepted_drafts_and_the_targets_token_are_added(cache: SlotCache) -> None:
+    requests = [decoding_request(4, [9]), decoding_request(7, [8, 9])]
+    packed = make_row([[11, 12, 13], [21, 22]], length=[4, 7])
+    taps = torch.arange(len(packed)).float()[:, None]
+    committed = commit(make_verdict(packed, [2, 0], [50, 60]), packed, taps, requests, cache)
+    assert [request.tokens for request in requests] == [[9, 11, 12, 50], [8, 9, 60]]
+    assert rows_of(committed) == [(0, 4, 1004, 9), (0, 5, 1005, 11), (0, 6, 1006, 12), (1, 7, 1007, 9)]
+    assert committed.taps is not None
+    assert committed.taps.flatten().tolist() == [0, 1, 2, 4]
+    assert (committed.kept, committed.accepted, committed.added) == ((3, 2), (2, 0), (3, 1))
+    assert committed.finished == ()
+    assert [request.length for request in requests] == [7, 8]
+    assert [(r.totals.steps, r.totals.kept, r.totals.accepted) for r in requests] == [(1, 3, 2), (1, 2, 0)]
+
+
+@pytest.mark.parametrize("offset", range(4))
+def test_nothing_is_added_behind_an_end_token(cache: SlotCache, offset: int) -> None:
+    block = [11, 12, 13, 14]
+    request = decoding_request(4, [9], eos=frozenset({block[offset]}))
+    packed = make_row([block[:3]], length=[4])
+    committed = commit(make_verdict(packed, [3], [14]), packed, None, [request], cache)
+    assert request.tokens == [9, *block[: offset + 1]]
+    assert request.finish_reason == "eos"
+    assert (committed.kept, committed.accepted, committed.added) == ((3,), (min(3, offset + 1),), (offset + 1,))
+    assert committed.finished == (0,)
+
+
+def test_nothing_is_added_beyond_the_length(cache: SlotCache) -> None:
+    request = decoding_request(4, [9], max_new_tokens=3)
+    packed = make_row([[11, 12, 13]], length=[4])
+    committed = commit(make_verdict(packed, [3], [14]), packed, None, [request], cache)
+    assert (request.tokens, request.finish_reason, committed.added) == ([9, 11, 12], "length", (2,))
+
+
+def test_prompts_are_read_in_pieces(cache: SlotCache) -> None:
+    partly, whole = (Request(id=i, prompt=[1, 2, 3, 4], max_new_tokens=9) for i in range(2))
+    packed = make_row([], length=[], prompts=[[1, 2, 3], [1, 2, 3, 4]])
+    committed = commit(make_verdict(packed, [0, 0], [-1, 70]), packed, None, [partly, whole], cache)
+    assert (partly.read, partly.decoding, partly.tokens) == (3, False, [])
+    assert (whole.read, whole.decoding, whole.tokens) == (4, True, [70])
+    assert len(rows_of(committed)) == 7, "the drafter sees every prompt row"
+    assert (committed.kept, committed.accepted, committed.added) == ((0, 0), (0, 0), (0, 1))
+    assert (partly.totals.steps, whole.totals.steps) == (0, 0)
+
+
+def test_decoding_and_reading_in_one_step(cache: SlotCache) -> None:
+    requests = [decoding_request(4, [9]), Request(id=1, prompt=[1, 2], max_new_tokens=1)]
+    packed = make_row([[11]], length=[4], prompts=[[1, 2]])
+    committed = commit(make_verdict(packed, [0, 0], [50, 60]), packed, None, requests, cache)
+    assert [request.tokens for request in requests] == [[9, 50], [60]]
+    assert rows_of(committed) == [(0, 4, 1004, 9), (1, 0, 1000, 1), (1, 1, 1001, 2)]
+    assert committed.finished == (1,), "one token was all it wanted"

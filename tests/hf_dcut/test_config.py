@@ -1,0 +1,109 @@
+"""Every knob says what it cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_dcut.config import DCutConfig
+from hf_dcut.cost_table import CostTable
+
+
+@pytest.mark.parametrize("budget", ["auto", "none", 0.001, 0.25, 1, 1.0])
+def test_budgets_that_are_taken(budget: Any) -> None:
+    assert DCutConfig(budget=budget).budget == budget
+
+
+@pytest.mark.parametrize("budget", ["fast", "", 0, 0.0, -0.5, 1.01, 2, float("nan"), None, True, [0.5]])
+def test_budgets_that_are_refused(budget: Any) -> None:
+    with pytest.raises(ValueError, match=r"budget=.*give 'auto', 'none' or a number in \(0, 1\]"):
+        DCutConfig(budget=budget)
+
+
+@pytest.mark.parametrize("ratios", [(), (0.0,), (0.5, 1.5), (-0.25,), (True,), ("0.5",), (None,)])
+def test_ratios_that_are_refused(ratios: Any) -> None:
+    with pytest.raises(ValueError, match=r"ratios=.*numbers in \(0, 1\]"):
+        DCutConfig(ratios=ratios)
+
+
+def test_ratios_become_a_tuple() -> None:
+    assert DCutConfig(ratios=[0.5, 1.0]).ratios == (0.5, 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["draft_tokens", "max_prefill_tokens", "max_cache_bytes"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "3", True])
+def test_counts_that_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value!r}: give a positive integer"):
+        DCutConfig(**{name: value})
+
+
+def test_only_some_counts_may_be_none() -> None:
+    assert DCutConfig(draft_tokens=None, max_cache_bytes=None).draft_tokens is None
+    with pytest.raises(ValueError, match="max_prefill_tokens=None: give a positive integer$"):
+        DCutConfig(max_prefill_tokens=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+def test_deterministic_is_a_bool(value: Any) -> None:
+    with pytest.raises(TypeError, match=f"deterministic={value!r}: give True or False"):
+        DCutConfig(deterministic=value)
+
+
+@pytest.mark.parametrize("value", [None, 3, True, 2.5, ["costs.json"]])
+def test_cost_tables_that_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"cost_table=.*give 'auto', 'off', a path or a CostTable"):
+        DCutConfig(cost_table=value)
+
+
+def test_of_takes_what_a_user_may_pass() -> None:
+    config = DCutConfig(budget=0.5)
+    assert DCutConfig.of(config) is config
+    assert DCutConfig.of(True) == DCutConfig()
+    assert DCutConfig.of("none") == DCutConfig(budget="none")
+    assert DCutConfig.of(0.5) == config
+    assert DCutConfig.of(1).budget == 1
+    assert DCutConfig.of({"budget": 0.5, "draft_tokens": 3}) == DCutConfig(budget=0.5, draft_tokens=3)
+
+
+@pytest.mark.parametrize("value", [False, None, [0.5], object()])
+def test_of_names_what_it_cannot_take(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"dcut=.*give True, a budget"):
+        DCutConfig.of(value)
+
+
+def test_of_knows_bad_budgets() -> None:
+    with pytest.raises(ValueError, match="budget='fats'"):
+        DCutConfig.of("fats")
+
+
+def test_unknown_keys_are_named_and_the_known_ones_listed() -> None:
+    with pytest.raises(ValueError, match=r"no option 'budgte', 'depth': the options are budget, ratios, draft_tokens"):
+        DCutConfig.of({"budgte": 0.5, "depth": 3, "ratios": (0.5,)})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"budget": 0.5},
+        {"ratios": (0.5, 1.0), "draft_tokens": 3, "deterministic": True},
+        {"cost_table": Path("some") / "costs.json", "max_prefill_tokens": 7, "max_cache_bytes": 8},
+    ],
+)
+def test_a_saved_config_comes_back(options: dict[str, Any]) -> None:
+    config = DCutConfig(**options)
+    saved = json.loads(json.dumps(config.to_dict()))
+    assert set(saved) == set(options), "only what differs from the defaults"
+    again = DCutConfig.from_dict(saved)
+    assert again.to_dict() == config.to_dict()
+    assert (again.budget, again.ratios, again.draft_tokens) == (config.budget, config.ratios, config.draft_tokens)
+    assert Path(str(again.cost_table)) == Path(str(config.cost_table))
+
+
+def test_a_table_in_memory_cannot_be_saved() -> None:
+    config = DCutConfig(cost_table=CostTable.from_rows({1: {0: 1.0}}, 3))
+    with pytest.raises(ValueError, match="give cost_table a path instead"):
+        config.to_dict()

@@ -1,0 +1,103 @@
+"""Requests end where they should, and live ones fill slots 0, 1, .. whatever happens."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_dcut.requests import Request, Roster, batch_of
+
+
+def test_tokens_are_taken_up_to_the_first_end_token() -> None:
+    request = Request(id=0, prompt=[1, 2], max_new_tokens=9, eos=frozenset({5, 6}))
+    assert request.append([3, 4]) == 2
+    assert request.finish_reason is None
+    assert request.append([7, 6, 5]) == 2
+    assert (request.tokens, request.finish_reason) == ([3, 4, 7, 6], "eos")
+
+
+def test_tokens_are_taken_up_to_the_length() -> None:
+    request = Request(id=0, prompt=[1, 2], max_new_tokens=3)
+    assert request.append([3, 4, 5, 6]) == 3
+    assert (request.tokens, request.finish_reason) == ([3, 4, 5], "length")
+
+
+def test_an_end_token_at_the_length_is_an_end() -> None:
+    request = Request(id=0, prompt=[1], max_new_tokens=2, eos=frozenset({5}))
+    assert (request.append([3, 5]), request.finish_reason) == (2, "eos")
+
+
+def test_length_and_room_count_the_anchor_apart() -> None:
+    request = Request(id=0, prompt=[1, 2, 3], max_new_tokens=4)
+    assert (request.decoding, request.length) == (False, 0)
+    request.read = 2
+    assert (request.decoding, request.length) == (False, 2)
+    request.read = 3
+    request.append([7])
+    assert (request.decoding, request.length, request.room) == (True, 3, 2)
+    request.append([8, 9])
+    assert (request.length, request.room) == (5, 0)
+
+
+def test_batch_columns() -> None:
+    first = Request(id=0, prompt=[1, 2], max_new_tokens=9, seed=3, rope=4, slot=0, read=2, tokens=[7, 8])
+    second = Request(id=1, prompt=[1], max_new_tokens=2, slot=1, read=1, tokens=[9])
+    batch = batch_of([first, second], "cpu")
+    columns = [getattr(batch, name).tolist() for name in ("slot", "length", "anchor", "room", "seed", "rope")]
+    assert columns == [[0, 1], [3, 1], [8, 9], [6, 0], [3, 0], [4, 0]]
+    assert batch.slot.dtype == torch.int64
+    assert len(batch_of([], "cpu")) == 0
+
+
+def read_some(roster: Roster, cells: int) -> None:
+    """Reads prompts in slot order, as a step does: the next begins once the one before it is read."""
+    for request in roster.reading:
+        piece = min(cells, len(request.prompt) - request.read)
+        request.read += piece
+        cells -= piece
+        if request.decoding:
+            request.append([0])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_live_requests_fill_the_first_slots_decoding_ones_first(data: st.DataObject) -> None:
+    roster = Roster(slots=data.draw(st.integers(1, 5), "slots"))
+    prompts = data.draw(st.lists(st.integers(1, 6), max_size=12), "prompt lengths")
+    everyone = [Request(id=i, prompt=[0] * n, max_new_tokens=100) for i, n in enumerate(prompts)]
+    roster.waiting.extend(everyone)
+    finished: list[Request] = []
+    content: dict[int, int] = {}  # what each slot holds, as a cache would: written when admitted, copied by moves
+    while roster.live or roster.waiting:
+        already = len(roster.live)
+        roster.admit()
+        content |= {request.slot: request.id for request in roster.live[already:]}
+        read_some(roster, data.draw(st.integers(1, 8), "cells"))
+        ending = [r for r in roster.decoding if data.draw(st.booleans(), "ends") or len(r.tokens) > 5]
+        for request in roster.decoding:
+            request.append([0])
+        for request in ending:
+            request.finish_reason = "eos"
+        for source, destination in roster.retire():
+            content[destination] = content[source]
+        finished += ending
+        assert [request.slot for request in roster.live] == list(range(len(roster.live)))
+        assert roster.live == roster.decoding + roster.reading
+        assert [content[request.slot] for request in roster.live] == [request.id for request in roster.live]
+        assert all(request.slot == -1 for request in ending)
+        assert {*roster.live, *roster.waiting, *finished} == set(everyone)
+        assert not roster.waiting or ending or len(roster.live) == roster.slots
+    assert len(finished) == len(everyone)
+
+
+def test_those_who_wait_come_first_come_first_served() -> None:
+    roster = Roster(slots=2)
+    roster.waiting.extend(Request(id=i, prompt=[0], max_new_tokens=1) for i in range(4))
+    order = []
+    while roster.live or roster.waiting:
+        roster.admit()
+        read_some(roster, 1)
+        order += [request.id for request in roster.live if request.finish_reason]
+        roster.retire()
+    assert order == [0, 1, 2, 3]
