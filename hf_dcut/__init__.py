@@ -11,7 +11,8 @@ A step runs through these stages, one file each, in the order that `engine.py` a
     budget.py      which of them are worth verifying -> Cut
     packing.py     these in one row, without padding -> Packed
     target.py      the target's logits for that row
-    acceptance.py  how far it agrees -> Verdict
+    choosing.py    its tokens: processors, then the likeliest or a draw -> Choice
+    acceptance.py  how far the drafts agree with them -> Verdict
     commit.py      the requests go on -> Committed
 """
 
@@ -23,17 +24,22 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.generation import DCutOutput, disable, enable, generate
+from hf_dcut.processors import PerRequest
 from hf_dcut.stats import Stats, StepRecord
+from hf_dcut.streaming import BatchStreamer, Piece
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutoDrafter",
+    "BatchStreamer",
     "CostTable",
     "DCutConfig",
     "DCutOutput",
     "Drafter",
     "OracleDrafter",
+    "PerRequest",
+    "Piece",
     "PromptLookupDrafter",
     "Stats",
     "StepRecord",

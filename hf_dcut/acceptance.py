@@ -7,37 +7,23 @@ chosen one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from hf_dcut.types import Packed, Verdict
 
-# Turns logits [L, V] of packed rows into the target's tokens, int64 [L].
-Choose = Callable[[Tensor, Packed], Tensor]
 
-
-def greedy(logits: Tensor, packed: Packed) -> Tensor:
-    """Returns the likeliest token of each row, int64 [L].
-
-    The cast to float32 is the one `generate` makes, so that ties break alike.
-    """
-    return logits.float().argmax(dim=-1)
-
-
-def accept(logits: Tensor, packed: Packed, choose: Choose = greedy) -> Verdict:
+def accept(token: Tensor, packed: Packed) -> Verdict:
     """Returns the target's verdict on each of the R requests of the row.
 
     A request that reads its prompt has nothing to accept; its next token is -1 until the prompt is read.
 
     Args:
-        logits: [L, V] of the rows `packed.logit_rows`.
+        token: int64 [L], what the target chose after each of `packed.logit_rows`.
         packed: the row they belong to.
-        choose: picks the target's token of each row.
     """
     choice = packed.token.new_full((len(packed),), -1)
-    choice[packed.logit_rows] = choose(logits, packed)
+    choice[packed.logit_rows] = token
     start, end = packed.start[:-1].long(), packed.start[1:].long()
     offset = torch.arange(packed.width, device=start.device)
     row = start[: packed.decoding, None] + offset

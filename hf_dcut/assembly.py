@@ -16,7 +16,6 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from hf_dcut.acceptance import Choose, greedy
 from hf_dcut.cache import SlotCache, cache_bytes
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
@@ -41,7 +40,6 @@ def open_engine(
     prompt: int,
     longest: int,
     records: bool = False,
-    choose: Choose = greedy,
     batch_sizes: Iterable[int] | None = None,
 ) -> Iterator[Engine]:
     """Gives an engine for requests of this model; its memory and hooks are gone on leaving.
@@ -53,7 +51,6 @@ def open_engine(
         slots: requests that can be live at once.
         prompt, longest: tokens of the longest prompt, and of the longest request with what it generates.
         records: whether stats keep a record of every step.
-        choose: picks the target's tokens.
         batch_sizes: what the cost table must know; powers of two up to `slots` when None.
 
     Raises:
@@ -75,7 +72,7 @@ def open_engine(
             costs = open_table(config.cost_table, depth, fingerprint(target, drafter))
             sizes = powers_of_two(slots) if batch_sizes is None else batch_sizes
             stats.profile_seconds = _measure(costs, target, cache, bound, config, sizes, longest)
-        yield Engine(target, cache, bound, depth, config, costs, stats, choose)
+        yield Engine(target, cache, bound, depth, config, costs, stats)
 
 
 def warmup(

@@ -13,17 +13,25 @@ from torch import Tensor
 
 from hf_dcut.cache import SlotCache
 from hf_dcut.requests import Request
-from hf_dcut.types import Committed, Packed, Verdict
+from hf_dcut.types import Choice, Committed, Packed, Verdict
 
 
 def commit(
-    verdict: Verdict, packed: Packed, taps: Tensor | None, requests: Sequence[Request], cache: SlotCache
+    verdict: Verdict,
+    packed: Packed,
+    choice: Choice,
+    logits: Tensor,
+    taps: Tensor | None,
+    requests: Sequence[Request],
+    cache: SlotCache,
 ) -> Committed:
     """Returns the committed rows, after adding the tokens to the requests.
 
     Args:
         verdict: on the R requests of the row.
         packed: the row.
+        choice: what the verdict rests on; its scores go to criteria and to requests that keep them.
+        logits: [L, V], unprocessed.
         taps: [T, F] outputs of the tapped layers for all rows, or None.
         requests: the R requests in the row's order.
         cache: the target's K/V.
@@ -36,17 +44,22 @@ def commit(
     table[:, 0], table[:, 1], table[:, 2] = counts, verdict.accepted, verdict.next
     table[:decoding, 3:] = drafts
     # The step's one host read of its outcome.
-    outcomes = [_advance(request, row) for request, row in zip(requests, table.tolist(), strict=True)]
+    rows = table.tolist()
+    spans = _spans(packed, requests)
+    outcomes = [
+        _advance(request, row, choice.scores[span], logits[span])
+        for request, row, span in zip(requests, rows, spans, strict=True)
+    ]
     kept, accepted, added = zip(*outcomes, strict=True)
     cache.commit(verdict, packed)
     prompt_rows = torch.arange(sum(kept[:decoding]) + decoding, len(packed), device=drafts.device)
-    rows = torch.cat([accepted_rows, prompt_rows])
+    committed = torch.cat([accepted_rows, prompt_rows])
     return Committed(
-        slot=packed.slot[rows],
-        cell=packed.cell[rows],
-        position=packed.position[..., rows],
-        token=packed.token[rows],
-        taps=None if taps is None else taps[rows],
+        slot=packed.slot[committed],
+        cell=packed.cell[committed],
+        position=packed.position[..., committed],
+        token=packed.token[committed],
+        taps=None if taps is None else taps[committed],
         kept=kept,
         accepted=accepted,
         added=added,
@@ -54,20 +67,34 @@ def commit(
     )
 
 
-def _advance(request: Request, row: Sequence[int]) -> tuple[int, int, int]:
+def _spans(packed: Packed, requests: Sequence[Request]) -> list[slice]:
+    """Returns each request's rows among the logits; empty spans when nobody looks at scores, to spare the host read."""
+    if any(request.criteria or request.keeps_scores for request in requests):
+        return packed.logit_spans()
+    return [slice(0, 0)] * len(requests)
+
+
+def _advance(request: Request, row: Sequence[int], scores: Tensor, logits: Tensor) -> tuple[int, int, int]:
     """Adds a step's outcome to a request; returns its kept drafts, its committed drafts and its new tokens.
 
     Args:
         request: the request.
         row: packed rows, accepted drafts, next token (-1: none), then the drafts.
+        scores, logits: [rows, V] its tokens were chosen by.
     """
     count, accepted, following, *drafts = row
     if not request.decoding:
         request.read += count
-        return 0, 0, request.append([following]) if following >= 0 else 0
-    added = request.append([*drafts[:accepted], following])
-    kept, accepted = count - 1, min(added, accepted)
-    request.totals.steps += 1
+        new, kept, accepted = [following] if following >= 0 else [], 0, 0
+    else:
+        new, kept = [*drafts[:accepted], following], count - 1
+        request.totals.steps += 1
+    added = request.append(new, scores)
+    accepted = min(added, accepted)
     request.totals.kept += kept
     request.totals.accepted += accepted
+    if request.keeps_scores:
+        # Copies, so that the scores of rejected rows do not stay in memory behind them.
+        request.scores += scores[:added].clone().unbind()
+        request.logits += logits[:added].to(torch.float32, copy=True).unbind()
     return kept, accepted, added

@@ -1,6 +1,6 @@
 """The loop. The only file that knows the order of the stages:
 
-    draft -> select (scores, budget, packing) -> verify -> accept -> commit -> observe
+    draft -> select (scores, budget, packing) -> verify -> accept (choosing, acceptance) -> commit -> observe
 
 Host reads of a step, all of them: the gains of the candidate budgets in `budget.cut`, the outcome in `commit.commit`,
 and, in steps that read prompts, where these lie (`attention.py`).
@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hf_dcut.acceptance import Choose, accept, greedy
+from hf_dcut.acceptance import accept
 from hf_dcut.budget import NonFiniteScores, cut
 from hf_dcut.cache import SlotCache
+from hf_dcut.choosing import choose
 from hf_dcut.commit import commit
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
@@ -50,7 +51,6 @@ class Engine:
         config: how drafts are cut.
         costs: seconds of steps, needed for the "auto" budget.
         stats: where steps are counted.
-        choose: picks the target's tokens from logits.
         shapes: sizes a step may have.
         agree: makes a tensor the same on all processes.
     """
@@ -64,12 +64,11 @@ class Engine:
         config: DCutConfig,
         costs: CostTable | None,
         stats: Stats,
-        choose: Choose = greedy,
         shapes: ExactShapes | None = None,
         agree: Callable[[Tensor], Tensor] = same,
     ):
         self.target, self.cache, self.drafter, self.depth = target, cache, drafter, depth
-        self.config, self.costs, self.stats, self.choose = config, costs, stats, choose
+        self.config, self.costs, self.stats = config, costs, stats
         self.shapes, self.agree = shapes or ExactShapes(), agree
         self.roster = Roster(cache.slots)
         self.skip = SkipRule(costs) if costs else None
@@ -94,6 +93,7 @@ class Engine:
         packed, chosen, committed = self.advance(decoding, reading[: len(chunks)], chunks, ratios, watch)
         live = decoding + reading[: len(chunks)]
         finished = [live[index] for index in committed.finished]
+        _tell(live, committed.added)
         self._retire()
         self._account(decoding, chunks, len(packed), chosen, committed, watch)
         return finished
@@ -124,9 +124,11 @@ class Engine:
         watch.lap("select")
         logits, taps = self.target.forward(packed, self.cache)
         watch.lap("verify")
-        verdict = accept(logits, packed, lambda logits, packed: self.agree(self.choose(logits, packed)))
+        requests = [*decoding, *reading]
+        choice = choose(logits, packed, requests)
+        verdict = accept(self.agree(choice.token), packed)
         watch.lap("accept")
-        committed = commit(verdict, packed, taps, [*decoding, *reading], self.cache)
+        committed = commit(verdict, packed, choice, logits, taps, requests, self.cache)
         watch.lap("commit")
         if self.drafter is not None:
             self.drafter.observe(committed)
@@ -223,6 +225,13 @@ class Engine:
         if not self._warned:
             logger.warning(message)
         self._warned = True
+
+
+def _tell(requests: Sequence[Request], added: Sequence[int]) -> None:
+    """Hands each request's new tokens to whoever listens."""
+    for request, count in zip(requests, added, strict=True):
+        if request.listener is not None and count:
+            request.listener(request.tokens[-count:], request.finish_reason is not None)
 
 
 def select(

@@ -7,6 +7,7 @@ lengths and options as always. Without `dcut` the call goes through untouched.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from dataclasses import dataclass
@@ -15,21 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
+from transformers.generation import GenerateDecoderOnlyOutput, StopStringCriteria
 
 from hf_dcut import attention
 from hf_dcut.assembly import open_engine
+from hf_dcut.choosing import reads_scores_alone
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.options import check_option, check_options
+from hf_dcut.processors import Given, criteria_of, processors_of
 from hf_dcut.requests import Request
+from hf_dcut.seeds import Seeds
 from hf_dcut.stats import Stats
+from hf_dcut.streaming import listeners
 from hf_dcut.target import check_model
 
 _upstream = GenerationMixin.generate
 # Options that the original acts on, or refuses for reasons of its own, before it calls the decoding method.
-_EARLY = ("cache_implementation", "stop_strings", "token_healing", "num_return_sequences")
+_EARLY = ("cache_implementation", "token_healing")
 # What `generate` prepares for every decoder-only model and we either use or rebuild.
 _PREPARED = {"attention_mask", "position_ids", "cache", "logits_to_keep", "use_cache"}
 
@@ -72,14 +77,23 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
     named = inspect.signature(_upstream).bind(model, *args, **kwargs).arguments
     del named["self"]
     options = named.pop("kwargs", {})
-    method = _Decoding(DCutConfig.of(dcut), named.pop("assistant_model", None))
-    for name in ("streamer", "custom_generate", "negative_prompt_ids", "negative_prompt_attention_mask"):
+    for name in ("custom_generate", "negative_prompt_ids", "negative_prompt_attention_mask"):
         if named.get(name) is not None:
             raise ValueError(f"{name} does not work with dcut: leave it out, or generate without dcut")
     if named.get("synced_gpus"):
         raise ValueError("synced_gpus=True does not work with dcut: it is for ZeRO-3 and FSDP, generate without dcut")
+    config, assistant = DCutConfig.of(dcut), named.pop("assistant_model", None)
+    seeds = Seeds(options.pop("seed", None), options.pop("generator", None))
+    given = Given(named.get("logits_processor"), named.get("prefix_allowed_tokens_fn"))
+    streamer = named.pop("streamer", None)
+    _take_stop_strings(model, named, options)
     _check_early(model, named, options)
-    return _upstream(model, **{**named, "custom_generate": method}, **options)
+    method = _Decoding(config, assistant, seeds, given, streamer)
+    try:
+        return _upstream(model, **{**named, "custom_generate": method}, **options)
+    finally:
+        if streamer is not None:
+            streamer.end()
 
 
 @functools.wraps(_upstream)
@@ -117,8 +131,8 @@ class _Decoding:
     keywords before these are looked at.
     """
 
-    def __init__(self, config: DCutConfig, assistant: object):
-        self.config, self.assistant = config, assistant
+    def __init__(self, config: DCutConfig, assistant: object, seeds: Seeds, given: Given, streamer: Any):
+        self.config, self.assistant, self.seeds, self.given, self.streamer = config, assistant, seeds, given, streamer
 
     def __call__(
         self,
@@ -140,19 +154,80 @@ class _Decoding:
         """
         check_options(generation_config)
         check_model(model)
-        _refuse_extras(logits_processor, stopping_criteria, model_kwargs)
+        _refuse_extras(model_kwargs)
         drafter = _drafter(self.assistant, generation_config, self.config)
-        requests = _requests(input_ids, model_kwargs, generation_config)
-        prompt = max(len(request.prompt) for request in requests)
+        prompts, mask = _prompts(input_ids, model_kwargs), model_kwargs.get("attention_mask")
+        processors = processors_of(model, generation_config, logits_processor, self.given, input_ids, mask)
+        requests = self._requests(prompts, input_ids.shape[1], generation_config, processors, stopping_criteria)
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
         records = bool(generation_config.return_dict_in_generate)
-        with open_engine(model, drafter, self.config, len(requests), prompt, longest, records) as engine:
+        with open_engine(model, drafter, self.config, len(requests), max(map(len, prompts)), longest, records) as engine:
+            for request, listener in zip(requests, listeners(self.streamer, input_ids), strict=True):
+                request.listener = listener
             for _ in engine.run(requests):
                 pass
             stats = engine.stats
-        stats.finish_reasons = [request.finish_reason for request in requests]
-        sequences = _sequences(input_ids, requests, generation_config._pad_token_tensor)
-        return DCutOutput(sequences=sequences, stats=stats) if records else sequences
+        return _output(input_ids, requests, generation_config, stats)
+
+    def _requests(
+        self,
+        prompts: list[list[int]],
+        width: int,
+        config: GenerationConfig,
+        processors: list[LogitsProcessorList],
+        criteria: StoppingCriteriaList,
+    ) -> list[Request]:
+        """Returns one request a row.
+
+        Args:
+            prompts: token ids of each row, without padding.
+            width: P, of the padded rows.
+            config: final.
+            processors: of each row.
+            criteria: of all.
+        """
+        asked, ends, longest = criteria_of(criteria)
+        seeds = self.seeds.draw(len(prompts)) if config.do_sample else [0] * len(prompts)
+        return [
+            Request(
+                id=row,
+                prompt=prompt,
+                max_new_tokens=longest - width,
+                eos=ends,
+                seed=seeds[row],
+                left_pads=width - len(prompt),
+                generation_config=config,
+                pad=_pad(config),
+                samples=bool(config.do_sample),
+                processors=processors[row],
+                walks=not reads_scores_alone(processors[row]),
+                criteria=asked,
+                keeps_scores=bool(config.return_dict_in_generate and (config.output_scores or config.output_logits)),
+            )
+            for row, prompt in enumerate(prompts)
+        ]
+
+
+def _take_stop_strings(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:
+    """Turns stop strings into a criterion, since Transformers drops the tokenizer on the way to a custom method."""
+    tokenizer = options.pop("tokenizer", None)
+    strings = options.pop("stop_strings", None)
+    config = named.get("generation_config")
+    if strings is None and config is not None and config.stop_strings is not None:
+        strings = config.stop_strings
+        named["generation_config"] = config = copy.deepcopy(config)
+        config.stop_strings = None
+    if model.generation_config.stop_strings is not None:
+        raise ValueError(
+            "model.generation_config.stop_strings is set, which dcut cannot take from there: set it to None and pass "
+            "stop_strings=... and tokenizer=... to generate"
+        )
+    if strings is None:
+        return
+    if tokenizer is None:
+        raise ValueError(f"stop_strings={strings!r} need the tokenizer: pass tokenizer=... to generate as well")
+    given = named.get("stopping_criteria") or ()
+    named["stopping_criteria"] = StoppingCriteriaList([*given, StopStringCriteria(tokenizer, strings)])
 
 
 def _drafter(assistant: object, generation_config: GenerationConfig, config: DCutConfig) -> Drafter | None:
@@ -177,13 +252,9 @@ def _drafter(assistant: object, generation_config: GenerationConfig, config: DCu
     return assistant
 
 
-def _refuse_extras(
-    processors: LogitsProcessorList, criteria: StoppingCriteriaList, model_kwargs: dict[str, Any]
-) -> None:
-    """Raises ValueError for processors, criteria and forward keywords that are not handled, by name."""
-    foreign = [type(p).__name__ for p in processors]
-    foreign += [type(c).__name__ for c in criteria if not isinstance(c, (MaxLengthCriteria, EosTokenCriteria))]
-    foreign += [name for name, value in model_kwargs.items() if name not in _PREPARED and value is not None]
+def _refuse_extras(model_kwargs: dict[str, Any]) -> None:
+    """Raises ValueError for forward keywords that are not handled, by name."""
+    foreign = [name for name, value in model_kwargs.items() if name not in _PREPARED and value is not None]
     if foreign:
         raise ValueError(f"{', '.join(foreign)} does not work with dcut: leave it out, or generate without dcut")
     if getattr(model_kwargs.get("cache"), "_is_user_defined", False):
@@ -192,21 +263,22 @@ def _refuse_extras(
         )
 
 
-def _requests(input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> list[Request]:
-    """Returns one request a row, its prompt without padding.
+def _prompts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]:
+    """Returns the token ids of each row without padding.
 
     Raises:
-        ValueError: a mask that is not left padding, or positions that do not count from 0.
+        ValueError: no rows, empty rows, a mask that is not left padding, or positions that do not count from 0.
     """
-    width = input_ids.shape[1]
+    rows, width = input_ids.shape
+    if not rows or not width:
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give at least one prompt of at least one token")
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
-    if mask.shape != input_ids.shape or ((mask != 0) & (mask != 1)).any():
+    if mask.shape != input_ids.shape or not torch.isin(mask, mask.new_tensor([0, 1])).all():
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}: give zeros and ones in the shape of input_ids, "
             f"{tuple(input_ids.shape)}"
         )
-    mask = mask.long()
     if (mask.diff(dim=1) < 0).any() or not mask[:, -1].all():
         raise ValueError(
             "attention_mask is not plain left padding: every row must be zeros, then ones. Set "
@@ -217,18 +289,34 @@ def _requests(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generatio
         raise ValueError(
             "position_ids that do not count from 0 at each prompt's first token do not work with dcut: leave them out"
         )
-    eos = config._eos_token_tensor
-    ends = frozenset(eos.flatten().tolist()) if eos is not None else frozenset()
     pads = (width - mask.sum(1)).tolist()
-    return [
-        Request(i, row[pad:], config.max_length - width, ends, left_pads=pad, generation_config=config)
-        for i, (row, pad) in enumerate(zip(input_ids.tolist(), pads, strict=True))
-    ]
+    return [row[pad:] for row, pad in zip(input_ids.tolist(), pads, strict=True)]
 
 
-def _sequences(input_ids: Tensor, requests: list[Request], pad: Tensor | None) -> Tensor:
-    """Returns prompts and new tokens, int64 [B, P + longest], rows that ended early filled with the pad token."""
-    longest = max(len(request.tokens) for request in requests)
-    filler = 0 if pad is None else int(pad)
-    new = [request.tokens + [filler] * (longest - len(request.tokens)) for request in requests]
-    return torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+def _pad(config: GenerationConfig) -> int:
+    return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+
+
+def _output(
+    input_ids: Tensor, requests: list[Request], config: GenerationConfig, stats: Stats
+) -> DCutOutput | Tensor:
+    """Returns the sequences, int64 [B, P + longest], rows that ended early filled with the pad token; in a dict on request."""
+    longest, pad = max(len(request.tokens) for request in requests), _pad(config)
+    new = [request.tokens + [pad] * (longest - len(request.tokens)) for request in requests]
+    sequences = torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+    if not config.return_dict_in_generate:
+        return sequences
+    stats.finish_reasons = [request.finish_reason for request in requests]
+    return DCutOutput(
+        sequences=sequences,
+        scores=_columns([request.scores for request in requests], longest, pad) if config.output_scores else None,
+        logits=_columns([request.logits for request in requests], longest, pad) if config.output_logits else None,
+        stats=stats,
+    )
+
+
+def _columns(kept: list[list[Tensor]], longest: int, pad: int) -> tuple[Tensor, ...]:
+    """Returns one float32 [B, V] a generated column, as `generate` does; rows that ended are certain of the pad token."""
+    certain = torch.full_like(kept[0][0], -torch.inf)
+    certain[pad] = 0.0
+    return tuple(torch.stack([row[k] if k < len(row) else certain for row in kept]) for k in range(longest))

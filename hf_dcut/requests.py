@@ -7,7 +7,7 @@ without asking the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import torch
 from hf_dcut.types import Batch
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 
@@ -45,11 +46,18 @@ class Request:
         seed: key of its random numbers.
         left_pads: pads that stood before the prompt in the user's batch; processors count in padded width.
         rope: what is added to a cell to get its position (images shift it; 0 for text).
-        generation_config, processors, criteria: the request's own options.
+        generation_config: the request's own options.
+        pad: id that stood in the left padding.
+        samples: whether tokens are drawn; else the likeliest is taken.
+        processors: applied to the logits before that.
+        walks: whether the processors look at ids or keep a state, so that rows must come one by one, in order.
+        criteria: what else than an end token or the length ends the request.
+        keeps_scores: whether `scores` and `logits` are kept, float32 [V] a generated token.
+        listener: called with the tokens of each step, and whether they end the request.
         slot: where its K/V are; -1 while it waits.
         read: prompt tokens whose K/V are stored.
         tokens: what was generated.
-        finish_reason: "eos" or "length"; None while it runs.
+        finish_reason: "eos", "length" or "stop" (a criterion); None while it runs.
         totals: of its decoding steps.
     """
 
@@ -61,11 +69,18 @@ class Request:
     left_pads: int = 0
     rope: int = 0
     generation_config: GenerationConfig | None = None
+    pad: int = 0
+    samples: bool = False
     processors: LogitsProcessorList | None = None
+    walks: bool = False
     criteria: StoppingCriteriaList | None = None
+    keeps_scores: bool = False
+    listener: Callable[[Sequence[int], bool], None] | None = None
     slot: int = -1
     read: int = 0
     tokens: list[int] = field(default_factory=list)
+    scores: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
     finish_reason: str | None = None
     totals: Totals = field(default_factory=Totals)
 
@@ -84,17 +99,35 @@ class Request:
         """Drafts that could still be committed: a step commits its drafts and one token more."""
         return self.max_new_tokens - len(self.tokens) - 1
 
-    def append(self, tokens: Sequence[int]) -> int:
-        """Takes new tokens up to and with the first that ends the request; returns how many that were."""
+    @property
+    def padded_ids(self) -> list[int]:
+        """What processors and criteria of plain `generate` would see: left padding, prompt and tokens so far."""
+        return [self.pad] * self.left_pads + self.prompt + self.tokens
+
+    def append(self, tokens: Sequence[int], scores: Tensor) -> int:
+        """Takes new tokens up to and with the first that ends the request; returns how many that were.
+
+        Args:
+            tokens: what was chosen, in order.
+            scores: float32 [n, V], processed scores each was chosen by, for criteria that read them.
+        """
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
             if token in self.eos:
                 self.finish_reason = "eos"
             elif len(self.tokens) == self.max_new_tokens:
                 self.finish_reason = "length"
+            elif self.criteria and self._stopped(scores[count - 1 : count]):
+                self.finish_reason = "stop"
             if self.finish_reason:
                 return count
         return len(tokens)
+
+    def _stopped(self, scores: Tensor) -> bool:
+        """Returns whether a criterion is met, asked once for each new token, as in plain `generate`."""
+        assert self.criteria is not None
+        ids = torch.tensor([self.padded_ids], device=scores.device)
+        return bool(torch.as_tensor(self.criteria(ids, scores)).any())
 
 
 class Roster:

@@ -178,6 +178,32 @@ class Packed(Record):
     def __len__(self) -> int:
         return self.token.shape[0]
 
+    def logit_spans(self) -> list[slice]:
+        """Returns where each request's rows lie among the logits; an empty span for a prompt that goes on.
+
+        Reads the row's bounds on the host.
+        """
+        start, wanted = self.start.tolist(), set(self.logit_rows.tolist())
+        spans, row = [], 0
+        for index, (first, end) in enumerate(zip(start, start[1:], strict=False)):
+            count = end - first if index < self.decoding else int(end - 1 in wanted)
+            spans.append(slice(row, row + count))
+            row += count
+        return spans
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Record):
+    """What the target chose after each row whose logits are there.
+
+    Attributes:
+        token: int64 [L]; -1 after rows that were not looked at, since a draft before them was rejected.
+        scores: float32 [L, V], processed scores it was chosen by.
+    """
+
+    token: Tensor
+    scores: Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Record):

@@ -1,0 +1,134 @@
+"""Logits -> the target's token of each packed row: the request's processors, then the likeliest token or a draw.
+
+Every row is judged on its own prefix: the prompt with its left padding, the tokens so far, and the drafts before it.
+Two ways, by what a request's processors look at:
+
+    scores alone (temperature, top-k, top-p, ..)   all rows of all such requests in one call
+    anything else (penalties, bans, grammars, ..)  walked: one row after the other, one call each, going on only while
+                                                   the drafts are what was chosen, so that a processor with a state is
+                                                   called once for every committed token, in order, and never sees a
+                                                   rejected prefix
+
+A draw takes one number keyed by the request's seed and the token's position, so it is the same however many drafts
+were verified along with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process
+
+from hf_dcut.noise import Purpose, noise
+from hf_dcut.requests import Request
+from hf_dcut.types import Choice, Packed
+
+# Processors of Transformers that read neither the ids nor any state.
+_SCORES_ALONE = {
+    getattr(logits_process, name)
+    for name in (
+        "TemperatureLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TopHLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "SuppressTokensLogitsProcessor",
+    )
+}
+
+
+def reads_scores_alone(processors: LogitsProcessorList) -> bool:
+    """Returns whether none of the processors looks at ids or keeps a state."""
+    return all(type(processor) in _SCORES_ALONE for processor in processors)
+
+
+def choose(logits: Tensor, packed: Packed, requests: Sequence[Request]) -> Choice:
+    """Returns the target's token of every row whose logits are there.
+
+    Args:
+        logits: [L, V] of the rows `packed.logit_rows`. Cast to float32 as `generate` does, so that ties break alike.
+        packed: the row.
+        requests: its R requests, in order.
+    """
+    scores = logits.float()
+    if not any(request.processors or request.samples for request in requests):
+        return Choice(scores.argmax(dim=-1), scores)
+    token = packed.token.new_full((len(scores),), -1)
+    # Rows of requests that share their processors go together; a request that is walked stays alone.
+    together: dict[tuple[int, bool], list[tuple[Request, slice]]] = {}
+    processed = scores.clone()
+    for request, rows in zip(requests, packed.logit_spans(), strict=True):
+        if rows.start == rows.stop:
+            continue
+        if request.walks:
+            _walk(request, rows, packed, processed, token)
+        else:
+            together.setdefault((id(request.processors), request.samples), []).append((request, rows))
+    for group in together.values():
+        index = torch.cat([torch.arange(rows.start, rows.stop) for _, rows in group]).to(token.device)
+        seed = torch.cat([token.new_full((rows.stop - rows.start,), request.seed) for request, rows in group])
+        request = group[0][0]
+        processed[index] = _process(request.processors, token.new_empty(len(index), 0), processed[index])
+        token[index] = _pick(request.samples, processed[index], seed, packed.cell[packed.logit_rows[index]] + 1)
+    return Choice(token, processed)
+
+
+def draw(scores: Tensor, seed: Tensor, position: Tensor, purpose: Purpose = Purpose.TARGET) -> Tensor:
+    """Returns one token a row, int64 [n], drawn from the softmax of its scores.
+
+    The number in (0, 1) is looked up in the cumulated probabilities, in float64; tokens of no probability never come up.
+
+    Args:
+        scores: float32 [n, V].
+        seed: int64 [n], of the row's request.
+        position: int64 [n], of the token that is drawn.
+        purpose: what the number is for.
+
+    Raises:
+        RuntimeError: scores that are no distribution, as in `generate`.
+    """
+    reach = scores.softmax(dim=-1).double().cumsum(dim=-1)
+    if not reach[:, -1].isfinite().all():
+        raise RuntimeError("the processed scores are no distribution: they hold inf or nan, or ban every token")
+    height = noise(seed, position, purpose) * reach[:, -1]
+    return torch.searchsorted(reach, height[:, None], right=True)[:, 0].clamp_max(scores.shape[-1] - 1)
+
+
+def _walk(request: Request, rows: slice, packed: Packed, processed: Tensor, token: Tensor) -> None:
+    """Fills in `processed` and `token` of a request's rows, up to the first whose draft is not what was chosen."""
+    ids = torch.tensor([request.padded_ids], device=token.device)
+    drafts = packed.token[packed.logit_rows[rows]].tolist()[1:]
+    seed = token.new_full((1,), request.seed)
+    for row, draft in zip(range(rows.start, rows.stop), [*drafts, None], strict=True):
+        processed[row] = _process(request.processors, ids, processed[row : row + 1])[0]
+        position = packed.cell[packed.logit_rows[row : row + 1]] + 1
+        token[row] = _pick(request.samples, processed[row : row + 1], seed, position)[0]
+        # One more host read a token: what is chosen here decides whether the next row is looked at.
+        chosen = int(token[row])
+        if chosen != draft:
+            return
+        ids = torch.cat([ids, ids.new_tensor([[chosen]])], dim=1)
+
+
+def _process(processors: LogitsProcessorList | None, ids: Tensor, scores: Tensor) -> Tensor:
+    """Returns the processed scores; those given are not written to, since recorded scores may be the same memory."""
+    if not processors:
+        return scores
+    processed = processors(ids, scores.clone())
+    if processed.shape != scores.shape:
+        names = ", ".join(type(processor).__name__ for processor in processors)
+        shapes = f"{tuple(scores.shape)} into {tuple(processed.shape)}"
+        raise ValueError(f"logits_processor ({names}) turned scores of shape {shapes}: return the shape it is given")
+    return processed
+
+
+def _pick(samples: bool, scores: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+    return draw(scores, seed, position) if samples else scores.argmax(dim=-1)
