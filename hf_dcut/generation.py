@@ -213,6 +213,12 @@ def _requests(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generatio
             "tokenizer.padding_side='left'"
         )
     positions = model_kwargs.get("position_ids")
+    if positions is not None and positions.shape[-1] != width:
+        # A mask of ones alone arrives as None, but positions were counted from it.
+        raise ValueError(
+            f"attention_mask or position_ids have shape {tuple(positions.shape)}: give them in the shape of input_ids, "
+            f"{tuple(input_ids.shape)}"
+        )
     if positions is not None and not torch.equal(positions * mask, ((mask.cumsum(1) - 1) * mask).expand_as(positions)):
         raise ValueError(
             "position_ids that do not count from 0 at each prompt's first token do not work with dcut: leave them out"

@@ -157,8 +157,8 @@ def target_head(
 ) -> Callable[[Tensor], Tensor]:
     """Returns a function from hidden states [..., hidden] to logits over the drafter's vocabulary.
 
-    With a draft vocabulary its rows of a plain head are copied, once per call: a sixth of the head's work for a sixth
-    of its tokens. A head that is quantised, sharded, adapted or offloaded is asked for all logits instead.
+    With a draft vocabulary, those rows of a plain head are copied once per call, and the rest is never computed. A head
+    that is quantised, sharded, adapted or offloaded is asked for all logits instead.
     """
     head = target.get_output_embeddings()
     plain = _is_plain(head)
