@@ -22,10 +22,13 @@ class Drafter(ABC):
 
     Attributes:
         draft_tokens: D, how many tokens are proposed a step.
+        independent: whether each place's distribution is the same whatever is drawn at the others, as in a block drafter
+            that fills all masks at once. Only then can drafts be sampled and still be cut in the same step.
         taps: target layers (0-based decoder layer indices) whose output `observe` wants, in the order of the columns.
     """
 
     draft_tokens: int
+    independent: bool = False
     taps: tuple[int, ...] = ()
 
     @abstractmethod
@@ -61,6 +64,13 @@ class BoundDrafter(ABC):
     @abstractmethod
     def propose(self, batch: Batch) -> Drafts:
         """Returns up to D drafts for each request of the batch, after its anchor."""
+
+    def propose_logits(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Returns logits [B, D, C] of each draft place and the C token ids they are of, None for the whole vocabulary.
+
+        Only drafters that are `independent` have it.
+        """
+        raise TypeError(f"{type(self).__name__} cannot be sampled from")
 
     @abstractmethod
     def move(self, source: int, destination: int) -> None:

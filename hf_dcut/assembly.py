@@ -70,8 +70,10 @@ def open_engine(
         costs = None
         if drafter is not None and bound is not None and config.budget == "auto":
             costs = open_table(config.cost_table, depth, fingerprint(target, drafter))
-            sizes = powers_of_two(slots) if batch_sizes is None else batch_sizes
-            stats.profile_seconds = _measure(costs, target, cache, bound, config, sizes, longest)
+            if batch_sizes is None:
+                # A table that was handed over is taken as it is.
+                batch_sizes = () if costs is config.cost_table else powers_of_two(slots)
+            stats.profile_seconds = _measure(costs, target, cache, bound, config, batch_sizes, longest)
         yield Engine(target, cache, bound, depth, config, costs, stats)
 
 

@@ -24,7 +24,7 @@ from transformers.generation import logits_process
 
 from hf_dcut.noise import Purpose, noise
 from hf_dcut.requests import Request
-from hf_dcut.types import Choice, Packed
+from hf_dcut.types import Choice, Packed, Proposal
 
 # Processors of Transformers that read neither the ids nor any state.
 _SCORES_ALONE = {
@@ -50,13 +50,14 @@ def reads_scores_alone(processors: LogitsProcessorList) -> bool:
     return all(type(processor) in _SCORES_ALONE for processor in processors)
 
 
-def choose(logits: Tensor, packed: Packed, requests: Sequence[Request]) -> Choice:
+def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal: Proposal | None = None) -> Choice:
     """Returns the target's token of every row whose logits are there.
 
     Args:
         logits: [L, V] of the rows `packed.logit_rows`. Cast to float32 as `generate` does, so that ties break alike.
         packed: the row.
         requests: its R requests, in order.
+        proposal: the distribution the row's drafts were drawn from; None for greedy drafts.
     """
     scores = logits.float()
     if not any(request.processors or request.samples for request in requests):
@@ -78,6 +79,8 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request]) -> Choic
         request = group[0][0]
         processed[index] = _process(request.processors, token.new_empty(len(index), 0), processed[index])
         token[index] = _pick(request.samples, processed[index], seed, packed.cell[packed.logit_rows[index]] + 1)
+    if proposal is not None:
+        token = _reject(token, processed, packed, requests, proposal)
     return Choice(token, processed)
 
 
@@ -100,6 +103,43 @@ def draw(scores: Tensor, seed: Tensor, position: Tensor, purpose: Purpose = Purp
         raise RuntimeError("the processed scores are no distribution: they hold inf or nan, or ban every token")
     height = noise(seed, position, purpose) * reach[:, -1]
     return torch.searchsorted(reach, height[:, None], right=True)[:, 0].clamp_max(scores.shape[-1] - 1)
+
+
+def warp(request: Request, scores: Tensor) -> Tensor:
+    """Returns scores float32 [n, V] under a request's processors, which must look at scores alone."""
+    assert not request.walks, "these processors need each row's own prefix"
+    return _process(request.processors, torch.empty(len(scores), 0, dtype=torch.int64, device=scores.device), scores)
+
+
+def _reject(token: Tensor, processed: Tensor, packed: Packed, requests: Sequence[Request], proposal: Proposal) -> Tensor:
+    """Returns tokens int64 [L] by rejection sampling, for rows that have a drawn draft behind them.
+
+    A draft x is kept with probability min(1, p(x) / q(x)); else a token is drawn from what p has over q (Leviathan et
+    al., 2023). There p(x) < q(x), so that token is never x, and "the target chose the draft" still means accepted.
+    The last row of a request has no draft behind it: its token is drawn from p, as it stands in `token`.
+
+    Args:
+        token: int64 [L], draws from p.
+        processed: float32 [L, V], scores of p.
+        packed, requests, proposal: as in `choose`.
+    """
+    rows = torch.arange(int(packed.start[packed.decoding]), device=token.device)
+    request = torch.searchsorted(packed.start[1 : packed.decoding + 1].long(), rows, right=True)
+    behind = rows + 1 < packed.start[request + 1]
+    rows, request = rows[behind], request[behind]
+    draft = packed.token[rows + 1]
+    p, q = processed[rows].softmax(dim=-1), proposal.probability[request, packed.node[rows] + 1]
+    seed = torch.tensor([r.seed for r in requests], device=token.device)[request]
+    position = packed.cell[rows] + 1
+    height = noise(seed, position, Purpose.ACCEPT)
+    p_draft, q_draft = p.gather(1, draft[:, None])[:, 0], q.gather(1, draft[:, None])[:, 0]
+    # The residual of p = q is empty, but then nothing is rejected.
+    residual = (p - q).clamp_min(0.0)
+    residual = torch.where(residual.sum(1, keepdim=True) > 0, residual, p)
+    recovered = draw(residual.log(), seed, position, Purpose.RECOVER)
+    token = token.clone()
+    token[rows] = torch.where(height * q_draft < p_draft, draft, recovered)
+    return token
 
 
 def _walk(request: Request, rows: slice, packed: Packed, processed: Tensor, token: Tensor) -> None:

@@ -21,6 +21,9 @@ class DCutConfig:
             equation 5) and skips drafting while it does not pay; "none" is plain decoding on the same engine; a float
             in (0, 1] verifies that share of all B (D+1) positions; 1.0 verifies every draft.
         ratios: shares that "auto" chooses from. The paper's four by default.
+        proposals: "greedy" drafts the drafter's likeliest tokens, which the target's draws must then hit; "sampled" draws
+            drafts from the drafter's own distribution and verifies them by rejection sampling. Same law either way;
+            only sampling requests and block drafters know the second.
         draft_tokens: keep only the first so many drafts of the drafter's block; None keeps all.
         cost_table: where the measured seconds of a step are kept: "auto" for a file in the Hugging Face cache, a path,
             "off" to measure for this call alone, or a `CostTable` from `hf_dcut.warmup`.
@@ -31,6 +34,7 @@ class DCutConfig:
 
     budget: float | str = "auto"
     ratios: tuple[float, ...] = PAPER_RATIOS
+    proposals: str = "greedy"
     draft_tokens: int | None = None
     cost_table: str | os.PathLike[str] | CostTable = "auto"
     deterministic: bool = False
@@ -42,6 +46,8 @@ class DCutConfig:
         object.__setattr__(self, "ratios", tuple(self.ratios))
         if not self.ratios or not all(_is_ratio(r) for r in self.ratios):
             raise ValueError(f"dcut ratios={self.ratios!r}: give one or more numbers in (0, 1], such as {PAPER_RATIOS}")
+        if self.proposals not in ("greedy", "sampled"):
+            raise ValueError(f"dcut proposals={self.proposals!r}: give 'greedy' or 'sampled'")
         for name in ("draft_tokens", "max_prefill_tokens", "max_cache_bytes"):
             value = getattr(self, name)
             optional = name != "max_prefill_tokens"

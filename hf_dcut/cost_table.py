@@ -191,6 +191,7 @@ def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fin
                 f"{draft_tokens}: measure one with hf_dcut.warmup(model, drafter, batch_sizes)"
             )
         return where
+    fingerprint = {**fingerprint, "draft_tokens": draft_tokens}
     if where == "off":
         return CostTable(draft_tokens, fingerprint)
     path = Path(where)

@@ -23,6 +23,7 @@ from hf_dcut.commit import commit
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
+from hf_dcut.drawing import draw_drafts
 from hf_dcut.graphs import ExactShapes
 from hf_dcut.packing import Chunk, join, pack
 from hf_dcut.requests import Request, Roster, batch_of
@@ -116,7 +117,7 @@ class Engine:
             watch: takes the seconds of each stage.
         """
         batch = batch_of(decoding, self.target.device)
-        drafts = self._propose(batch) if ratios else None
+        drafts = self._propose(batch, decoding) if ratios else None
         watch.lap("draft")
         reach = min(self.cache.length, max((r.length for r in decoding), default=0) + self.depth + 1)
         packed, chosen = self._select(drafts, batch, ratios or (), reach)
@@ -125,7 +126,7 @@ class Engine:
         logits, taps = self.target.forward(packed, self.cache)
         watch.lap("verify")
         requests = [*decoding, *reading]
-        choice = choose(logits, packed, requests)
+        choice = choose(logits, packed, requests, drafts.proposal if drafts is not None else None)
         verdict = accept(self.agree(choice.token), packed)
         watch.lap("accept")
         committed = commit(verdict, packed, choice, logits, taps, requests, self.cache)
@@ -148,10 +149,14 @@ class Engine:
             for slot in range(len(self.roster.live), before):
                 holder.free(slot)
 
-    def _propose(self, batch: Batch) -> Drafts:
-        """Returns the first D drafts of the drafter's block."""
+    def _propose(self, batch: Batch, decoding: Sequence[Request]) -> Drafts:
+        """Returns the first D drafts of the drafter's block: its likeliest tokens, or drawn ones if so configured."""
         assert self.drafter is not None
-        drafts = self.drafter.propose(batch)
+        if self.config.proposals == "sampled" and all(request.samples for request in decoding):
+            logits, ids = self.drafter.propose_logits(batch)
+            drafts = draw_drafts(logits, ids, batch, decoding, self.target.vocabulary)
+        else:
+            drafts = self.drafter.propose(batch)
         token, parent, confidence = (x[:, : self.depth] for x in (drafts.token, drafts.parent, drafts.confidence))
         return Drafts(token, parent, drafts.count.clamp_max(self.depth), self.agree(confidence), drafts.proposal)
 

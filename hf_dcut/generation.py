@@ -159,6 +159,7 @@ class _Decoding:
         prompts, mask = _prompts(input_ids, model_kwargs), model_kwargs.get("attention_mask")
         processors = processors_of(model, generation_config, logits_processor, self.given, input_ids, mask)
         requests = self._requests(prompts, input_ids.shape[1], generation_config, processors, stopping_criteria)
+        _check_proposals(self.config, drafter, requests)
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
         records = bool(generation_config.return_dict_in_generate)
         with open_engine(model, drafter, self.config, len(requests), max(map(len, prompts)), longest, records) as engine:
@@ -252,6 +253,23 @@ def _drafter(assistant: object, generation_config: GenerationConfig, config: DCu
     return assistant
 
 
+def _check_proposals(config: DCutConfig, drafter: Drafter | None, requests: list[Request]) -> None:
+    """Raises ValueError when drafts cannot be sampled as asked; without sampling requests they are greedy anyway."""
+    if config.proposals == "greedy" or drafter is None or not requests[0].samples:
+        return
+    if not drafter.independent:
+        raise ValueError(
+            f"dcut proposals='sampled' needs a drafter whose places do not depend on each other's draws, such as DFlash, "
+            f"and this is a {type(drafter).__name__}: leave proposals at 'greedy'"
+        )
+    walked = {type(p).__name__ for request in requests if request.walks for p in request.processors or ()}
+    if walked:
+        raise ValueError(
+            f"dcut proposals='sampled' warps drafts by the processors too, which must look at scores alone, and these are "
+            f"{', '.join(sorted(walked))}: leave proposals at 'greedy'"
+        )
+
+
 def _refuse_extras(model_kwargs: dict[str, Any]) -> None:
     """Raises ValueError for forward keywords that are not handled, by name."""
     foreign = [name for name, value in model_kwargs.items() if name not in _PREPARED and value is not None]
@@ -285,6 +303,12 @@ def _prompts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]
             "tokenizer.padding_side='left'"
         )
     positions = model_kwargs.get("position_ids")
+    if positions is not None and positions.shape[-1] != width:
+        # A mask of ones alone arrives as None, but positions were counted from it.
+        raise ValueError(
+            f"attention_mask or position_ids have shape {tuple(positions.shape)}: give them in the shape of input_ids, "
+            f"{tuple(input_ids.shape)}"
+        )
     if positions is not None and not torch.equal(positions * mask, ((mask.cumsum(1) - 1) * mask).expand_as(positions)):
         raise ValueError(
             "position_ids that do not count from 0 at each prompt's first token do not work with dcut: leave them out"

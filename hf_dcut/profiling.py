@@ -20,7 +20,8 @@ from hf_dcut.stats import Stats, Stopwatch
 from hf_dcut.target import Target
 from hf_dcut.types import Batch, Committed, Drafts
 
-_KV_LENGTHS = (128, 256, 512, 1024, 2048)
+# Few enough that calls of many lengths share their entries.
+_KV_LENGTHS = tuple(1 << k for k in range(12))
 
 
 def powers_of_two(largest: int) -> list[int]:
@@ -30,8 +31,7 @@ def powers_of_two(largest: int) -> list[int]:
 
 def kv_length_for(longest: int) -> int:
     """Returns the K/V length to measure at: about where requests of up to `longest` cells spend their steps."""
-    fitting = [length for length in _KV_LENGTHS if length <= longest // 2]
-    return fitting[-1] if fitting else max(1, longest // 2)
+    return max(length for length in _KV_LENGTHS if length <= max(1, longest // 2))
 
 
 @torch.no_grad()

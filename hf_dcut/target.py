@@ -57,6 +57,11 @@ class Target:
         return self.model.get_input_embeddings().weight.device
 
     @property
+    def vocabulary(self) -> int:
+        """V, entries of the logits."""
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the model's K/V."""
         return self.model.dtype

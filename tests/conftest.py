@@ -94,7 +94,7 @@ def tiny_qwen3() -> Builder:
 
 @pytest.fixture(scope="session")
 def make_prompts() -> Callable[..., dict[str, torch.Tensor]]:
-    """`make_prompts(rows, seed=0, longest=12)`: left-padded prompts of 1 to `longest` tokens, as `generate` takes them."""
+    """`make_prompts(rows, seed=0, longest=12)`: left-padded prompts of 1 to `longest` tokens, for `generate(**prompts)`."""
     return build_prompts
 
 

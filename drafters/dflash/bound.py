@@ -65,6 +65,17 @@ class BoundDFlash(BoundDrafter):
 
     def propose(self, batch: Batch) -> Drafts:
         """Returns block_size - 1 drafts a request. Row i of the batch reads slot i, as live requests lie."""
+        token, confidence = most_likely(self._logits(batch))
+        token = token.to(self.device)
+        token = token if self.draft_ids is None else self.draft_ids[token]
+        return Drafts.chain(token, confidence.to(self.device))
+
+    def propose_logits(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Returns logits [B, block_size - 1, C] and the C token ids they are of; None for the whole vocabulary."""
+        return self._logits(batch).to(self.device), self.draft_ids
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """Returns the block's logits [B, block_size - 1, C]; the anchor's place predicts nothing."""
         batch = batch.to(self.device)
         position = (batch.length + batch.rope)[:, None] + self.offsets
         rope = rope_table(position, self.frequencies, self.dtype)
@@ -73,10 +84,7 @@ class BoundDFlash(BoundDrafter):
         for index, (layer, cache) in enumerate(zip(self.model.layers, self.layers, strict=True)):
             last = index == len(self.layers) - 1
             hidden = layer(hidden, rope, partial(attention, cache), first=int(last))
-        token, confidence = most_likely(self.head(self.model.norm(hidden)))
-        token = token.to(self.device)
-        token = token if self.draft_ids is None else self.draft_ids[token]
-        return Drafts.chain(token, confidence.to(self.device))
+        return self.head(self.model.norm(hidden))
 
     def move(self, source: int, destination: int) -> None:
         """Moves a request's context to another slot."""
@@ -157,8 +165,8 @@ def target_head(
 ) -> Callable[[Tensor], Tensor]:
     """Returns a function from hidden states [..., hidden] to logits over the drafter's vocabulary.
 
-    With a draft vocabulary its rows of a plain head are copied, once per call: a sixth of the head's work for a sixth
-    of its tokens. A head that is quantised, sharded, adapted or offloaded is asked for all logits instead.
+    With a draft vocabulary, those rows of a plain head are copied once per call, and the rest is never computed. A head
+    that is quantised, sharded, adapted or offloaded is asked for all logits instead.
     """
     head = target.get_output_embeddings()
     plain = _is_plain(head)

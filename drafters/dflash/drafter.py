@@ -26,6 +26,8 @@ class DFlashDrafter(Drafter):
         model: its weights.
     """
 
+    independent = True
+
     def __init__(self, model: DFlashModel):
         self.model, self.config = model, model.config
         self.draft_tokens = self.config.block_size - 1

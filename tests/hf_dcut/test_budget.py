@@ -118,7 +118,9 @@ def test_auto_picks_the_most_expected_tokens_per_second(data: st.DataObject, sec
         rates[ratio] = (rows + best_sum(scores, total - rows)) / seconds[total - rows]
     chosen = cut(scores, RATIOS, lambda requests, total: seconds[total - requests])
     assert rates[chosen.budget] == max(rates.values())
-    assert chosen.budget == min(r for r in RATIOS if rates[r] == max(rates.values())), "a tie goes to the smaller budget"
+    assert chosen.budget == min(r for r in RATIOS if rates[r] == max(rates.values())), (
+        "a tie goes to the smaller budget"
+    )
     assert kept_sum(scores, chosen) == best_sum(scores, chosen.total - rows)
 
 

@@ -38,10 +38,10 @@ def make_row(drafts: list[list[int]], length: list[int], prompts: list[list[int]
 
 def make_verdict(packed: Packed, accepted: list[int], following: list[int]) -> Verdict:
     start = packed.start.tolist()
-    path = [
-        [start[i] + k if k <= accepted[i] else -1 for k in range(packed.width)] for i in range(packed.decoding)
-    ]
-    return Verdict(torch.tensor(accepted), torch.tensor(following), torch.tensor(path, dtype=torch.int64).view(-1, packed.width))
+    path = [[start[i] + k if k <= accepted[i] else -1 for k in range(packed.width)] for i in range(packed.decoding)]
+    return Verdict(
+        torch.tensor(accepted), torch.tensor(following), torch.tensor(path, dtype=torch.int64).view(-1, packed.width)
+    )
 
 
 def decoding_request(length: int, tokens: list[int], **options: object) -> Request:

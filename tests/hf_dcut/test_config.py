@@ -42,7 +42,7 @@ def test_counts_that_are_refused(name: str, value: Any) -> None:
 
 def test_only_some_counts_may_be_none() -> None:
     assert DCutConfig(draft_tokens=None, max_cache_bytes=None).draft_tokens is None
-    with pytest.raises(ValueError, match="max_prefill_tokens=None: give a positive integer$"):
+    with pytest.raises(ValueError, match=r"max_prefill_tokens=None: give a positive integer$"):
         DCutConfig(max_prefill_tokens=None)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,9 @@ from hf_dcut.stats import STAGES, Stats, StepRecord, Stopwatch
 D = 4
 
 
-def step(kept: list[int], accepted: list[int], budget: float | None = 0.5, committed: list[int] | None = None) -> StepRecord:
+def step(
+    kept: list[int], accepted: list[int], budget: float | None = 0.5, committed: list[int] | None = None
+) -> StepRecord:
     rows = len(kept)
     return StepRecord(
         requests=list(range(rows)),

@@ -186,7 +186,7 @@ def test_attention_that_ignores_the_interface_is_found_by_its_numbers(
 
     for layer in model.model.layers:
         layer.self_attn.__class__ = Blind
-    with pytest.raises(ValueError, match="gives other logits for packed rows.*Generate without dcut"):
+    with pytest.raises(ValueError, match=r"gives other logits for packed rows.*Generate without dcut"):
         check_model(model)
 
 
@@ -218,7 +218,7 @@ def test_a_prompt_beyond_the_models_positions(tiny_llama: Callable[..., PreTrain
 def test_longrope_beyond_its_first_length() -> None:
     model = build(FITTING["phi 3 with longrope"]())
     check_length(model, 10, 32)
-    with pytest.raises(ValueError, match="up to 33 tokens go past 32 positions.*longrope.*max_new_tokens"):
+    with pytest.raises(ValueError, match=r"up to 33 tokens go past 32 positions.*longrope.*max_new_tokens"):
         check_length(model, 10, 33)
 
 

@@ -1,0 +1,419 @@
+"""The door: how dcut is asked for, and everything it refuses before a token is generated."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MambaConfig,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    T5Config,
+)
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
+
+import hf_dcut
+from hf_dcut import DCutConfig, DCutOutput, PromptLookupDrafter
+from hf_dcut.drafters.base import BoundDrafter, Drafter
+from hf_dcut.types import Batch, Committed, Drafts
+
+Inputs = dict[str, torch.Tensor]
+DRAFTER = PromptLookupDrafter(4)
+GREEDY = {"do_sample": False, "max_new_tokens": 8}
+NAMED = {**GREEDY, "return_dict_in_generate": True}
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_llama: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    return tiny_llama(eos_token_id=None)
+
+
+@pytest.fixture
+def model(shared: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """The model; fails the test that leaves it other than it was."""
+    before, options = state_of(shared), dict(vars(shared.generation_config))
+    yield shared
+    vars(shared.generation_config).clear()
+    vars(shared.generation_config).update(options)
+    assert state_of(shared) == before
+
+
+def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
+    hooks = [name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+    return model.config.to_dict(), model.config._attn_implementation, model.training, hooks, sorted(vars(model))
+
+
+@pytest.fixture
+def inputs(make_prompts: Callable[..., Inputs]) -> Inputs:
+    return make_prompts(3)
+
+
+@pytest.fixture
+def expected(model: PreTrainedModel, inputs: Inputs) -> torch.Tensor:
+    return model.generate(**inputs, **GREEDY)
+
+
+# How dcut is asked for.
+
+
+def test_by_the_call(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
+    output = model.generate(**inputs, **NAMED, assistant_model=DRAFTER, dcut=0.5)
+    assert isinstance(output, DCutOutput)
+    assert output.stats is not None
+    assert output.stats.budgets.keys() == {0.5}
+    assert torch.equal(output.sequences, expected)
+
+
+@pytest.mark.parametrize(
+    "dcut", [True, "auto", "none", 0.25, 1, {"budget": 0.5}, DCutConfig(budget=1.0, draft_tokens=2)]
+)
+def test_in_every_form(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor, dcut: Any) -> None:
+    tokens = model.generate(**inputs, **GREEDY, assistant_model=DRAFTER, dcut=dcut)
+    assert torch.equal(tokens, expected), "a plain tensor, as without return_dict_in_generate"
+
+
+def test_by_the_generation_config(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
+    config = GenerationConfig(**NAMED, dcut={"budget": 0.5}, pad_token_id=0)
+    output = model.generate(**inputs, generation_config=config, assistant_model=DRAFTER)
+    assert isinstance(output, DCutOutput)
+    assert torch.equal(output.sequences, expected)
+
+
+def test_by_the_models_generation_config(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
+    model.generation_config.dcut = 0.5
+    output = model.generate(**inputs, **NAMED, assistant_model=DRAFTER)
+    assert isinstance(output, DCutOutput)
+    assert torch.equal(output.sequences, expected)
+
+
+def test_the_call_comes_before_the_configs(model: PreTrainedModel, inputs: Inputs) -> None:
+    model.generation_config.dcut = 0.25
+    config = GenerationConfig(**NAMED, dcut=0.5, pad_token_id=0)
+    by_config = model.generate(**inputs, generation_config=config, assistant_model=DRAFTER)
+    by_call = model.generate(**inputs, generation_config=config, assistant_model=DRAFTER, dcut=1.0)
+    assert (set(by_config.stats.budgets), set(by_call.stats.budgets)) == ({0.5}, {1.0})
+
+
+def test_false_turns_it_off(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
+    model.generation_config.dcut = True
+    output = model.generate(**inputs, **NAMED, dcut=False)
+    assert type(output) is GenerateDecoderOnlyOutput
+    assert torch.equal(output.sequences, expected)
+
+
+def test_the_drafter_may_come_by_position(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
+    before_it = list(inspect.signature(GenerationMixin.generate).parameters).index("assistant_model") - 2
+    arguments = [inputs["input_ids"], *[None] * before_it, DRAFTER]
+    output = model.generate(*arguments, attention_mask=inputs["attention_mask"], **NAMED, dcut=0.5)
+    assert isinstance(output, DCutOutput)
+    assert torch.equal(output.sequences, expected)
+
+
+def test_prompt_lookup_is_a_drafter_too(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
+    output = model.generate(**inputs, **NAMED, prompt_lookup_num_tokens=3, max_matching_ngram_size=1, dcut=1.0)
+    assert output.stats.drafted > 0
+    assert torch.equal(output.sequences, expected)
+
+
+def test_no_drafter_is_needed_for_plain_steps(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
+    output = model.generate(**inputs, **NAMED, dcut="none")
+    assert (output.stats.drafted_steps, output.stats.plain_steps) == (0, 7)
+    assert torch.equal(output.sequences, expected)
+
+
+def test_the_function_needs_no_wrapped_generate(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
+    hf_dcut.disable()
+    try:
+        with pytest.raises(ValueError, match="dcut"):
+            model.generate(**inputs, **GREEDY, dcut=0.5)
+        assert GenerationMixin.generate.__module__.startswith("transformers")
+        assert torch.equal(model.generate(**inputs, **GREEDY), expected)
+    finally:
+        hf_dcut.enable()
+        hf_dcut.enable()
+    assert torch.equal(model.generate(**inputs, **GREEDY, assistant_model=DRAFTER, dcut=0.5), expected)
+    assert torch.equal(hf_dcut.generate(model, **inputs, **GREEDY, assistant_model=DRAFTER, dcut=0.5), expected)
+
+
+def test_without_dcut_the_call_is_plain(model: PreTrainedModel, inputs: Inputs) -> None:
+    output = model.generate(**inputs, **NAMED, output_scores=True, repetition_penalty=1.3)
+    assert type(output) is GenerateDecoderOnlyOutput
+    assert len(output.scores) == 8
+    beams = model.generate(**inputs, do_sample=False, max_new_tokens=4, num_beams=2, num_return_sequences=2)
+    assert len(beams) == 6
+
+
+def test_generate_shows_what_it_did_before() -> None:
+    assert "assistant_model" in inspect.signature(GenerationMixin.generate).parameters
+    assert GenerationMixin.generate.__name__ == "generate"
+    assert "Generates sequences of token ids" in str(GenerationMixin.generate.__doc__)
+
+
+# Options that mean what they mean in plain generate.
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default `max_length`")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_length": 20, "max_new_tokens": None},
+        {"max_new_tokens": None},
+        {"prefill_chunk_size": 2},
+        {"eos_token_id": 23, "pad_token_id": 50},
+        {"eos_token_id": [23, 3, 40], "pad_token_id": 50},
+        {"eos_token_id": 23},
+    ],
+    ids=str,
+)
+def test_equal_options(model: PreTrainedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+    asked = {**GREEDY, **options}
+    tokens = model.generate(**inputs, **asked, assistant_model=DRAFTER, dcut=0.5)
+    assert torch.equal(tokens, model.generate(**inputs, **asked))
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.int32, None])
+def test_masks_of_any_kind(model: PreTrainedModel, inputs: Inputs, kind: torch.dtype | None) -> None:
+    mask = {} if kind is None else {"attention_mask": inputs["attention_mask"].to(kind)}
+    ids = inputs["input_ids"] if mask else inputs["input_ids"][:, -1:]
+    tokens = model.generate(ids, **mask, **GREEDY, assistant_model=DRAFTER, dcut=0.5)
+    assert torch.equal(tokens, model.generate(ids, **mask, **GREEDY))
+
+
+def test_positions_that_plain_generate_would_count_are_fine(
+    model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor
+) -> None:
+    positions = (inputs["attention_mask"].cumsum(1) - 1).clamp_min(0)
+    tokens = model.generate(**inputs, position_ids=positions, **GREEDY, assistant_model=DRAFTER, dcut=0.5)
+    assert torch.equal(tokens, expected)
+
+
+def test_no_prompt_starts_from_the_bos_token(model: PreTrainedModel) -> None:
+    assert torch.equal(model.generate(**GREEDY, assistant_model=DRAFTER, dcut=0.5), model.generate(**GREEDY))
+
+
+def test_left_padding_is_counted_as_in_plain_generate(model: PreTrainedModel, inputs: Inputs) -> None:
+    output = model.generate(**inputs, **NAMED, assistant_model=DRAFTER, dcut=0.5, max_length=None)
+    assert output.sequences.shape == (3, inputs["input_ids"].shape[1] + 8)
+    assert output.stats.finish_reasons == ["length"] * 3
+    assert output.stats.prompt_tokens == int(inputs["attention_mask"].sum())
+
+
+# What is refused.
+
+
+class Penalty(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+class Never(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class Silent(BaseStreamer):
+    def put(self, value: torch.Tensor) -> None:
+        raise AssertionError("nothing may be streamed before the refusal")
+
+    def end(self) -> None: ...
+
+
+@dataclass
+class Bad:
+    """One bad call.
+
+    Attributes:
+        says: what the message must hold: the argument, its value and what to do.
+        options: what is added to or changed in a good call; None takes an argument away.
+        error: its class.
+    """
+
+    says: str
+    options: dict[str, Any] = field(default_factory=dict)
+    error: type[Exception] = ValueError
+
+
+NO_DRAFTER = {"assistant_model": None}
+HOLES = torch.tensor([[1, 0, 1, 1]])
+
+BAD_CALLS = {
+    "no drafter": Bad("pass assistant_model=.*or prompt_lookup_num_tokens=10", NO_DRAFTER),
+    "our drafter without dcut": Bad("assistant_model is an hf_dcut drafter.*pass dcut=True", {"dcut": None}),
+    "our drafter with dcut=False": Bad("assistant_model is an hf_dcut drafter.*pass dcut=True", {"dcut": False}),
+    "a drafter by name": Bad("assistant_model is a str.*AutoDrafter", {"assistant_model": "owner/drafter"}, TypeError),
+    "two drafters": Bad("assistant_model and prompt_lookup_num_tokens=3.*give one", {"prompt_lookup_num_tokens": 3}),
+    "no lookup": Bad("draft_tokens=0: give a positive", {**NO_DRAFTER, "prompt_lookup_num_tokens": 0}),
+    "an unknown budget": Bad(r"budget='fats': give 'auto', 'none' or a number in \(0, 1\]", {"dcut": "fats"}),
+    "a budget above 1": Bad(r"budget=1.5: give 'auto', 'none' or a number in \(0, 1\]", {"dcut": 1.5}),
+    "a budget of 0": Bad(r"budget=0: give 'auto', 'none' or a number in \(0, 1\]", {"dcut": 0}),
+    "an unknown key": Bad("no option 'budgte': the options are budget, ratios", {"dcut": {"budgte": 0.5}}),
+    "bad ratios": Bad(r"ratios=\(0.5, 1.5\): give .* in \(0, 1\]", {"dcut": {"ratios": (0.5, 1.5)}}),
+    "a list": Bad(r"dcut=\[0.5\]: give True, a budget", {"dcut": [0.5]}, TypeError),
+    "more than the block": Bad("draft_tokens=5: the drafter makes 4", {"dcut": {"budget": 0.5, "draft_tokens": 5}}),
+    "too little memory": Bad(
+        r"3 slots of 21 cells take [\d.]+ MiB .* allowed by dcut max_cache_bytes: .* lower max_new_tokens",
+        {"dcut": {"budget": 0.5, "max_cache_bytes": 1000}},
+        MemoryError,
+    ),
+    "sampling": Bad("do_sample=True does not work with dcut: pass do_sample=False", {"do_sample": True}),
+    "beams": Bad("num_beams=2 .*generate without dcut", {"num_beams": 2}),
+    "several answers": Bad("num_return_sequences=2 .*repeat the prompts", {"num_return_sequences": 2}),
+    "contrastive search": Bad("penalty_alpha=0.6 .*without dcut", {"penalty_alpha": 0.6}),
+    "constraints": Bad("force_words_ids=.*without dcut", {"force_words_ids": [[5]]}),
+    "layer contrast": Bad("dola_layers='high' .*without dcut", {"dola_layers": "high"}),
+    "no cache": Bad("use_cache=False .*leave use_cache at True", {"use_cache": False}),
+    "a static cache": Bad("cache_implementation='static' .*leave it out", {"cache_implementation": "static"}),
+    "a paged cache": Bad("cache_implementation='paged' .*leave it out", {"cache_implementation": "paged"}),
+    "a quantised cache": Bad("cache_implementation='quantized' .*leave it out", {"cache_implementation": "quantized"}),
+    "a cache": Bad(r"past_key_values \(cache\) .*pass the whole prompt", {"cache": DynamicCache()}),
+    "a penalty": Bad("repetition_penalty=1.2 .*not yet supported", {"repetition_penalty": 1.2}),
+    "banned words": Bad("bad_words_ids=.*not yet supported", {"bad_words_ids": [[5]]}),
+    "a processor": Bad("Penalty .*leave it out", {"logits_processor": LogitsProcessorList([Penalty()])}),
+    "allowed tokens": Bad(
+        "PrefixConstrainedLogitsProcessor .*leave it out", {"prefix_allowed_tokens_fn": lambda row, text: [5]}
+    ),
+    "a criterion": Bad("Never .*leave it out", {"stopping_criteria": StoppingCriteriaList([Never()])}),
+    "stop strings": Bad(r"stop_strings=\['x'\] .*not yet supported", {"stop_strings": ["x"], "tokenizer": object()}),
+    "a time limit": Bad("max_time=5.0 .*not yet supported", {"max_time": 5.0}),
+    "a streamer": Bad("streamer .*leave it out", {"streamer": Silent()}),
+    "scores": Bad("output_scores=True .*not yet supported", {"output_scores": True}),
+    "logits": Bad("output_logits=True .*not yet supported", {"output_logits": True}),
+    "hidden states": Bad("output_hidden_states=True .*packed rows", {"output_hidden_states": True}),
+    "attentions": Bad("output_attentions=True .*packed rows", {"output_attentions": True}),
+    "guidance": Bad("guidance_scale=2.0 .*without dcut", {"guidance_scale": 2.0}),
+    "negative prompts": Bad("negative_prompt_ids .*leave it out", {"negative_prompt_ids": torch.ones(3, 2).long()}),
+    "another method": Bad("custom_generate .*leave it out", {"custom_generate": "owner/method"}),
+    "synced devices": Bad("synced_gpus=True .*without dcut", {"synced_gpus": True}),
+    "embeddings": Bad("inputs_embeds .*leave it out", {"inputs_embeds": torch.zeros(3, 4, 64).double()}),
+    "an unknown keyword": Bad("brand_new", {"brand_new": 1}),
+    "positions of pads": Bad(
+        "position_ids that do not count from 0.*leave them out", {"position_ids": torch.arange(9)[None].expand(3, 9)}
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_CALLS.values(), ids=BAD_CALLS)
+def test_bad_calls(model: PreTrainedModel, inputs: Inputs, bad: Bad) -> None:
+    options: dict[str, Any] = {**NAMED, "assistant_model": DRAFTER, "dcut": 0.5, **bad.options}
+    if "inputs_embeds" in options:
+        inputs = {}
+    before = dict(vars(model.generation_config))
+    with pytest.raises(bad.error, match=bad.says):
+        model.generate(**inputs, **options)
+    assert vars(model.generation_config) == before
+
+
+def test_a_model_is_no_drafter(model: PreTrainedModel, inputs: Inputs) -> None:
+    with pytest.raises(TypeError, match=r"assistant_model is a LlamaForCausalLM.*AutoDrafter\.from_pretrained"):
+        model.generate(**inputs, **GREEDY, assistant_model=model, dcut=0.5)
+
+
+def test_sampling_by_the_models_own_config_is_refused(model: PreTrainedModel, inputs: Inputs) -> None:
+    model.generation_config.do_sample = True
+    with pytest.raises(ValueError, match="pass do_sample=False; many chat models and pipelines sample by default"):
+        model.generate(**inputs, max_new_tokens=8, assistant_model=DRAFTER, dcut=0.5)
+
+
+def test_stop_strings_of_the_models_own_config_are_refused(model: PreTrainedModel, inputs: Inputs) -> None:
+    model.generation_config.stop_strings = ["x"]
+    with pytest.raises(ValueError, match=r"stop_strings=\['x'\] .*not yet supported"):
+        model.generate(**inputs, **GREEDY, assistant_model=DRAFTER, dcut=0.5)
+
+
+BAD_MASKS = {
+    "right padding": ([[1, 1, 0, 0], [1, 1, 1, 1]], "plain left padding.*padding_side='left'"),
+    "holes": ([[1, 0, 1, 1], [1, 1, 1, 1]], "plain left padding"),
+    "an empty row": ([[0, 0, 0, 0], [1, 1, 1, 1]], "plain left padding"),
+    "other numbers": ([[2, 2, 2, 2], [1, 1, 1, 1]], "give zeros and ones"),
+    "another shape": ([[0, 1, 1], [1, 1, 1]], r"shape \(2, 3\): give zeros and ones in the shape of .*\(2, 4\)"),
+    "another shape of ones": ([[1, 1, 1], [1, 1, 1]], r"shape \(2, 3\): give .* in the shape of input_ids, \(2, 4\)"),
+}
+
+
+@pytest.mark.parametrize(("mask", "says"), BAD_MASKS.values(), ids=BAD_MASKS)
+def test_bad_masks(model: PreTrainedModel, mask: list[list[int]], says: str) -> None:
+    with pytest.raises(ValueError, match=f"attention_mask.*{says}"):
+        model.generate(
+            torch.full((2, 4), 5), attention_mask=torch.tensor(mask), **GREEDY, assistant_model=DRAFTER, dcut=0.5
+        )
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0), (0, 0)])
+def test_nothing_to_generate_from(model: PreTrainedModel, shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=f"input_ids has shape \\({shape[0]}, {shape[1]}\\): give at least one prompt"):
+        model.generate(torch.zeros(shape, dtype=torch.int64), **GREEDY, assistant_model=DRAFTER, dcut=0.5)
+
+
+def test_a_prompt_beyond_the_models_positions(tiny_llama: Callable[..., PreTrainedModel]) -> None:
+    model = tiny_llama(max_position_embeddings=8)
+    with pytest.raises(ValueError, match="a prompt has 9 tokens but the model has 8 positions: shorten it"):
+        model.generate(torch.full((1, 9), 5), **GREEDY, assistant_model=DRAFTER, dcut=0.5)
+
+
+def test_an_encoder_decoder_model() -> None:
+    sizes = {"vocab_size": 101, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    model = AutoModelForSeq2SeqLM.from_config(T5Config(**sizes, decoder_start_token_id=0)).eval()
+    with pytest.raises(ValueError, match=r"T5ForConditionalGeneration is an encoder-decoder model.*without dcut"):
+        model.generate(torch.full((1, 4), 5), **GREEDY, assistant_model=DRAFTER, dcut=0.5)
+
+
+def test_a_stateful_model() -> None:
+    config = MambaConfig(vocab_size=101, hidden_size=64, num_hidden_layers=1, state_size=4)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(ValueError, match=r"MambaForCausalLM keeps a recurrent state.*without dcut"):
+        model.generate(torch.full((1, 4), 5), **GREEDY, assistant_model=DRAFTER, dcut=0.5)
+
+
+# A drafter that gives NaN.
+
+
+class Broken(Drafter, BoundDrafter):
+    """Drafts the pad token, and is not sure of anything."""
+
+    draft_tokens = 3
+
+    def check(self, target: torch.nn.Module) -> None: ...
+
+    def bind(self, target: torch.nn.Module, slots: int, length: int) -> BoundDrafter:
+        return self
+
+    def cell_bytes(self, target: torch.nn.Module) -> int:
+        return 0
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"kind": "broken"}
+
+    def observe(self, committed: Committed) -> None: ...
+
+    def propose(self, batch: Batch) -> Drafts:
+        return Drafts.chain(torch.zeros(len(batch), 3, dtype=torch.int64), torch.full((len(batch), 3), math.nan))
+
+    def move(self, source: int, destination: int) -> None: ...
+
+    def free(self, slot: int) -> None: ...
+
+
+@pytest.mark.parametrize("dcut", [0.5, True], ids=str)
+def test_a_drafter_that_gives_nan_changes_nothing(
+    model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor, caplog: pytest.LogCaptureFixture, dcut: Any
+) -> None:
+    with caplog.at_level(logging.WARNING, "hf_dcut"):
+        output = model.generate(**inputs, **NAMED, assistant_model=Broken(), dcut=dcut)
+    assert torch.equal(output.sequences, expected)
+    assert (output.stats.drafted_steps, output.stats.plain_steps) == (0, 7)
+    assert len([line for line in caplog.messages if "non-finite confidences" in line]) == len(caplog.messages) == 1
