@@ -7,9 +7,10 @@ whose code does not ask the interface are found by the check in `target.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ _lookup = AttentionInterface.get_interface
 _HARMLESS = {"position_ids", "use_cache", "output_router_logits", "packed", "logits_to_keep"}
 
 
+# Rows of padding that one more call on a piece is worth, measured on a CPU.
+_PIECE = 20
+
+
 class UnsupportedAttention(ValueError):
     """The model's attention asks for something that packed verification does not do."""
 
@@ -33,40 +38,50 @@ class UnsupportedAttention(ValueError):
 class PackedAttention:
     """The attention function of one packed forward. Masks are made once and shared by all layers.
 
+    Decoding requests go together, the first `width` rows of each, padded. What is left goes piece by piece: prompts,
+    and on a CPU the tails of the few requests that kept many more drafts than the others, so that these do not set the
+    padding of all.
+
     Args:
         packed: the row; decoding requests first, then prompts.
     """
 
     def __init__(self, packed: Packed):
         self.packed = packed
-        self.decode_rows = 0
-        self.prompts: list[tuple[int, int, int, int]] = []
+        self.masks: dict[tuple[str, int, int | None], Tensor] = {}
+        # First row, end row, slot and first cell of each piece.
+        self.pieces: list[tuple[int, int, int, int]] = []
         start = packed.start.long()
         if packed.decoding:
-            first, end = start[: packed.decoding, None], start[1 : packed.decoding + 1, None]
-            offset = torch.arange(packed.width, device=start.device)
-            self.row = torch.where(first + offset < end, first + offset, first)
-            self.query_cell = packed.cell[first] + offset  # [R, W]
+            self._place_decoding(start[: packed.decoding + 1])
         if packed.decoding < len(start) - 1:
-            self._place_prompts(start)
-        else:
-            self.decode_rows = len(packed)
-        self.place = self._place_decoding(start) if packed.decoding else None
-        self.masks: dict[tuple[str, int, int | None], Tensor] = {}
+            self._place_prompts(start[packed.decoding :])
+
+    def _place_decoding(self, start: Tensor) -> None:
+        """Sets which rows are padded together, and leaves the tails behind them as pieces."""
+        width = self.packed.width
+        if start.device.type == "cpu":
+            bounds = start.tolist()
+            counts = [end - first for first, end in pairwise(bounds)]
+            width = best_width(counts)
+            self.pieces += [
+                (first + width, first + count, slot, int(self.packed.cell[first]) + width)
+                for slot, (first, count) in enumerate(zip(bounds, counts, strict=False))
+                if count > width
+            ]
+        offset = torch.arange(width, device=start.device)
+        first, end = start[:-1, None], start[1:, None]
+        inside = first + offset < end
+        self.row = torch.where(inside, first + offset, first)
+        self.query_cell = self.packed.cell[first] + offset  # [R, W]
+        self.place = inside.nonzero(as_tuple=True)
+        self.together = self.row[self.place]
 
     def _place_prompts(self, start: Tensor) -> None:
         """Reads on the host where prompts lie; only steps that read prompts pay for it."""
-        *bounds, end = start[self.packed.decoding :].tolist()
+        *bounds, end = start.tolist()
         slots, cells = self.packed.slot[bounds].tolist(), self.packed.cell[bounds].tolist()
-        self.decode_rows = bounds[0]
-        self.prompts = list(zip(bounds, [*bounds[1:], end], slots, cells, strict=True))
-
-    def _place_decoding(self, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns request and offset of each decoding row, int64 [T] each."""
-        requests = torch.arange(self.packed.decoding, device=start.device)
-        counts = start[: self.packed.decoding + 1].diff()
-        request = torch.repeat_interleave(requests, counts, output_size=self.decode_rows)
-        return request, self.packed.node[: self.decode_rows] + 1
+        self.pieces += zip(bounds, [*bounds[1:], end], slots, cells, strict=True)
 
     def __call__(
         self,
@@ -103,16 +118,17 @@ class PackedAttention:
                 f"{', '.join(unknown)}. Generate without dcut for this model"
             )
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        rows, parts = query[0].transpose(0, 1), []
-        if self.place is not None:
-            live, decoding = slice(self.packed.decoding), rows[: self.decode_rows]
+        rows, decoding = query[0].transpose(0, 1), self.packed.decoding
+        out = query.new_empty(len(rows), query.shape[1], value.shape[-1])
+        if decoding:
             mask = self._decode_mask(sliding_window, query.dtype)
-            parts.append(decode_attention(decoding, key[live], value[live], self.row, self.place, mask, scaling))
-        for index, (first, end, slot, cell) in enumerate(self.prompts):
-            own = slice(cell + end - first)
-            mask = self._prompt_mask(index, sliding_window, query.dtype)
-            parts.append(prefill_attention(rows[first:end], key[slot, :, own], value[slot, :, own], mask, scaling))
-        return torch.cat(parts)[None] if len(parts) > 1 else parts[0][None], None
+            keys, values = key[:decoding], value[:decoding]
+            out[self.together] = decode_attention(rows, keys, values, self.row, self.place, mask, scaling)
+        for index, (first, end, slot, cell) in enumerate(self.pieces):
+            own, piece = slice(cell + end - first), slice(first, end)
+            causal = self._piece_mask(index, sliding_window, query.dtype)
+            out[piece] = prefill_attention(rows[piece], key[slot, :, own], value[slot, :, own], causal, scaling)
+        return out[None], None
 
     def _decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Returns the mask of the decoding requests, [R, 1, W, reach]."""
@@ -121,17 +137,33 @@ class PackedAttention:
             self.masks[name] = band(self.query_cell, self.packed.reach, window, dtype)[:, None]
         return self.masks[name]
 
-    def _prompt_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Returns the mask of one prompt piece, [n, cells]; None where plain causality says the same."""
-        first, end, _, cell = self.prompts[index]
+    def _piece_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Returns the mask of one piece, [n, cells]; None where plain causality says the same."""
+        first, end, _, cell = self.pieces[index]
         length = cell + end - first
         if cell == 0 and (window is None or length <= window):
             return None
-        name = ("prompt", index, window)
+        name = ("piece", index, window)
         if name not in self.masks:
             cells = torch.arange(cell, length, device=self.packed.cell.device)
             self.masks[name] = band(cells, length, window, dtype)
         return self.masks[name]
+
+
+def best_width(counts: Sequence[int]) -> int:
+    """Returns how many rows of each request to pad together, the rest going piece by piece.
+
+    Weighs padded rows against pieces, each of which costs about as much as `_PIECE` rows. With counts 2, 1, 1, 16 the
+    answer is 2: padding to 16 would take 64 rows, padding to 2 takes 8 and one piece of 14.
+
+    Args:
+        counts: rows of each request.
+    """
+
+    def rows(width: int) -> int:
+        return width * len(counts) + sum(_PIECE + count - width for count in counts if count > width)
+
+    return min(sorted(set(counts)), key=rows)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     draft -> select (scores, budget, packing) -> verify -> accept (choosing, acceptance) -> commit -> observe
 
 Host reads of a step, all of them: the gains of the candidate budgets in `budget.cut`, the outcome in `commit.commit`,
-and, in steps that read prompts, where these lie (`attention.py`).
+where rows are padded and where prompts lie in `attention.py`, and the reach of a block in `drafters/dflash/bound.py`.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def tiny_qwen3() -> Builder:
 
 @pytest.fixture(scope="session")
 def make_prompts() -> Callable[..., dict[str, torch.Tensor]]:
-    """`make_prompts(rows, seed=0, longest=12)`: left-padded prompts of 1 to `longest` tokens, for `generate(**prompts)`."""
+    """`make_prompts(rows, seed=0, longest=12)`, for `generate(**prompts)`: left-padded, 1 to `longest` tokens a row."""
     return build_prompts
 
 

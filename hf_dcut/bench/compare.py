@@ -104,23 +104,24 @@ def compare(
         drafter: who proposes.
         config: for all methods.
         max_new_tokens: of each prompt.
-        rounds: how often every method runs; one more before them warms up.
+        rounds: how often every method runs; before them each warms up on a few tokens.
         progress: called after each run of a method.
     """
     order = [GENERATE, *(m for m in methods if m != GENERATE)]
     options = {method: options_of(method, drafter, config) for method in order}
     measured = {method: Measured(method) for method in order}
-    for number in range(rounds + 1):
+    for method in order:
+        _run(model, batches[:1], options[method], min(4, max_new_tokens))
+    for number in range(rounds):
         # Every round begins at another method, so that none always follows the same neighbour.
         turn = number % len(order)
         for method in order[turn:] + order[:turn]:
             seconds, sequences, stats = _run(model, batches, options[method], max_new_tokens)
-            if number:
-                entry = measured[method]
-                entry.seconds.append(seconds)
-                entry.tokens.append(sum(map(len, sequences)))
-                entry.stats.extend(stats)
-                entry.sequences = sequences
+            entry = measured[method]
+            entry.seconds.append(seconds)
+            entry.tokens.append(sum(map(len, sequences)))
+            entry.stats.extend(stats)
+            entry.sequences = sequences
             progress()
     base = measured[GENERATE]
     for entry in measured.values():

@@ -90,7 +90,7 @@ def _compare(plan: Plan, model: PreTrainedModel, batches: Sequence[dict[str, Ten
     longest = max(batch["input_ids"].shape[1] for batch in batches) + plan.max_new_tokens
     sizes = [1 << k for k in range(size.bit_length())]
     config = DCutConfig(cost_table=warmup(model, drafter, sizes, max_length=longest))
-    total = (plan.rounds + 1) * len({"generate", *plan.methods})
+    total = plan.rounds * len({"generate", *plan.methods})
     with tqdm(total=total, desc=f"B = {size}", unit="run", disable=None) as bar:
         return compare(model, batches, plan.methods, drafter, config, plan.max_new_tokens, plan.rounds, bar.update)
 

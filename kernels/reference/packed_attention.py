@@ -14,13 +14,13 @@ from torch import Tensor
 def decode_attention(
     query: Tensor, key: Tensor, value: Tensor, row: Tensor, place: tuple[Tensor, Tensor], mask: Tensor, scaling: float
 ) -> Tensor:
-    """Returns the attention output [T, heads, dim] of the first T packed rows, which lie in slots 0 .. R-1.
+    """Returns the attention output [n, heads, dim] of n packed rows of requests in slots 0 .. R-1.
 
     Args:
-        query: [T, heads, dim].
+        query: [T, heads, dim], all packed rows.
         key, value: [R, kv heads, reach, dim], the slots' cells.
         row: int64 [R, W], packed row of each request's w-th query; places past its last repeat its first.
-        place: request and offset of each packed row, int64 [T] each.
+        place: request and offset of the n rows wanted, int64 [n] each.
         mask: [R, 1, W, reach], 0 where a query may look and -inf elsewhere.
         scaling: factor of the scores.
     """

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +163,22 @@ def test_generate_shows_what_it_did_before() -> None:
     assert "assistant_model" in inspect.signature(GenerationMixin.generate).parameters
     assert GenerationMixin.generate.__name__ == "generate"
     assert "Generates sequences of token ids" in str(GenerationMixin.generate.__doc__)
+
+
+def test_the_output_is_a_model_output(model: PreTrainedModel, inputs: Inputs) -> None:
+    output = model.generate(**inputs, **NAMED, assistant_model=DRAFTER, dcut=0.5)
+    assert list(output.keys()) == ["sequences", "stats"]
+    assert output[0] is output["sequences"] is output.sequences
+
+
+def test_a_saved_generation_config_keeps_its_dcut(
+    model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor, tmp_path: Path
+) -> None:
+    GenerationConfig(**NAMED, dcut=DCutConfig(budget=0.5), pad_token_id=0).save_pretrained(tmp_path)
+    config = GenerationConfig.from_pretrained(tmp_path)
+    output = model.generate(**inputs, generation_config=config, assistant_model=DRAFTER)
+    assert set(output.stats.budgets) == {0.5}
+    assert torch.equal(output.sequences, expected)
 
 
 # Options that mean what they mean in plain generate.
@@ -379,13 +396,14 @@ def test_a_stateful_model() -> None:
         model.generate(torch.full((1, 4), 5), **GREEDY, assistant_model=DRAFTER, dcut=0.5)
 
 
-# A drafter that gives NaN.
+# A drafter that gives NaN, and one that fails.
 
 
 class Broken(Drafter, BoundDrafter):
     """Drafts the pad token, and is not sure of anything."""
 
     draft_tokens = 3
+    taps = (0, 2)
 
     def check(self, target: torch.nn.Module) -> None: ...
 
@@ -417,3 +435,15 @@ def test_a_drafter_that_gives_nan_changes_nothing(
     assert torch.equal(output.sequences, expected)
     assert (output.stats.drafted_steps, output.stats.plain_steps) == (0, 7)
     assert len([line for line in caplog.messages if "non-finite confidences" in line]) == len(caplog.messages) == 1
+
+
+def test_a_drafter_that_fails_leaves_no_hooks(
+    model: PreTrainedModel, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Broken, batch: Batch) -> Drafts:
+        assert any(layer._forward_hooks for layer in model.model.layers)
+        raise ArithmeticError("in the drafter")
+
+    monkeypatch.setattr(Broken, "propose", fail)
+    with pytest.raises(ArithmeticError, match="in the drafter"):
+        model.generate(**inputs, **GREEDY, assistant_model=Broken(), dcut=0.5)
