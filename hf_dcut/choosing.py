@@ -78,29 +78,36 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal
         seed = torch.cat([token.new_full((rows.stop - rows.start,), request.seed) for request, rows in group])
         request = group[0][0]
         processed[index] = _process(request.processors, token.new_empty(len(index), 0), processed[index])
-        token[index] = _pick(request.samples, processed[index], seed, packed.cell[packed.logit_rows[index]] + 1)
+        token[index] = _pick(request, processed[index], seed, packed.cell[packed.logit_rows[index]] + 1)
     if proposal is not None:
         token = _reject(token, processed, packed, requests, proposal)
     return Choice(token, processed)
 
 
-def draw(scores: Tensor, seed: Tensor, position: Tensor, purpose: Purpose = Purpose.TARGET) -> Tensor:
+def draw(
+    scores: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    purpose: Purpose = Purpose.TARGET,
+    source: str = "the scores",
+) -> Tensor:
     """Returns one token a row, int64 [n], drawn from the softmax of its scores.
 
-    The number in (0, 1) is looked up in the cumulated probabilities, in float64; tokens of no probability never come up.
+    The number in (0, 1) is looked up in the cumulated probabilities, in float64. Tokens of no probability never come.
 
     Args:
         scores: float32 [n, V].
         seed: int64 [n], of the row's request.
         position: int64 [n], of the token that is drawn.
         purpose: what the number is for.
+        source: where the scores come from, for the error.
 
     Raises:
         RuntimeError: scores that are no distribution, as in `generate`.
     """
     reach = scores.softmax(dim=-1).double().cumsum(dim=-1)
     if not reach[:, -1].isfinite().all():
-        raise RuntimeError("the processed scores are no distribution: they hold inf or nan, or ban every token")
+        raise RuntimeError(f"{source} are no distribution: they hold inf or nan, or ban every token")
     height = noise(seed, position, purpose) * reach[:, -1]
     return torch.searchsorted(reach, height[:, None], right=True)[:, 0].clamp_max(scores.shape[-1] - 1)
 
@@ -111,7 +118,9 @@ def warp(request: Request, scores: Tensor) -> Tensor:
     return _process(request.processors, torch.empty(len(scores), 0, dtype=torch.int64, device=scores.device), scores)
 
 
-def _reject(token: Tensor, processed: Tensor, packed: Packed, requests: Sequence[Request], proposal: Proposal) -> Tensor:
+def _reject(
+    token: Tensor, processed: Tensor, packed: Packed, requests: Sequence[Request], proposal: Proposal
+) -> Tensor:
     """Returns tokens int64 [L] by rejection sampling, for rows that have a drawn draft behind them.
 
     A draft x is kept with probability min(1, p(x) / q(x)); else a token is drawn from what p has over q (Leviathan et
@@ -143,17 +152,17 @@ def _reject(token: Tensor, processed: Tensor, packed: Packed, requests: Sequence
 
 
 def _walk(request: Request, rows: slice, packed: Packed, processed: Tensor, token: Tensor) -> None:
-    """Fills in `processed` and `token` of a request's rows, up to the first whose draft is not what was chosen."""
+    """Fills in `processed` and `token` of a request's rows, up to the first whose draft is not chosen, or an end."""
     ids = torch.tensor([request.padded_ids], device=token.device)
     drafts = packed.token[packed.logit_rows[rows]].tolist()[1:]
     seed = token.new_full((1,), request.seed)
     for row, draft in zip(range(rows.start, rows.stop), [*drafts, None], strict=True):
         processed[row] = _process(request.processors, ids, processed[row : row + 1])[0]
         position = packed.cell[packed.logit_rows[row : row + 1]] + 1
-        token[row] = _pick(request.samples, processed[row : row + 1], seed, position)[0]
+        token[row] = _pick(request, processed[row : row + 1], seed, position)[0]
         # One more host read a token: what is chosen here decides whether the next row is looked at.
         chosen = int(token[row])
-        if chosen != draft:
+        if chosen != draft or chosen in request.eos:
             return
         ids = torch.cat([ids, ids.new_tensor([[chosen]])], dim=1)
 
@@ -164,11 +173,19 @@ def _process(processors: LogitsProcessorList | None, ids: Tensor, scores: Tensor
         return scores
     processed = processors(ids, scores.clone())
     if processed.shape != scores.shape:
-        names = ", ".join(type(processor).__name__ for processor in processors)
         shapes = f"{tuple(scores.shape)} into {tuple(processed.shape)}"
-        raise ValueError(f"logits_processor ({names}) turned scores of shape {shapes}: return the shape it is given")
+        raise ValueError(
+            f"logits_processor ({_names(processors)}) turned scores of shape {shapes}: return the shape it is given"
+        )
     return processed
 
 
-def _pick(samples: bool, scores: Tensor, seed: Tensor, position: Tensor) -> Tensor:
-    return draw(scores, seed, position) if samples else scores.argmax(dim=-1)
+def _pick(request: Request, scores: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+    if not request.samples:
+        return scores.argmax(dim=-1)
+    source = f"the scores of {_names(request.processors)}" if request.processors else "the model's logits"
+    return draw(scores, seed, position, source=source)
+
+
+def _names(processors: LogitsProcessorList) -> str:
+    return ", ".join(type(processor).__name__ for processor in processors)

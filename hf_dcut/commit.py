@@ -30,7 +30,7 @@ def commit(
     Args:
         verdict: on the R requests of the row.
         packed: the row.
-        choice: what the verdict rests on; its scores go to criteria and to requests that keep them.
+        choice: what the verdict rests on; its scores go to requests that keep them.
         logits: [L, V], unprocessed.
         taps: [T, F] outputs of the tapped layers for all rows, or None.
         requests: the R requests in the row's order.
@@ -68,8 +68,8 @@ def commit(
 
 
 def _spans(packed: Packed, requests: Sequence[Request]) -> list[slice]:
-    """Returns each request's rows among the logits; empty spans when nobody looks at scores, to spare the host read."""
-    if any(request.criteria or request.keeps_scores for request in requests):
+    """Returns each request's rows among the logits; empty spans when nobody keeps any, to spare the host read."""
+    if any(request.keeps_scores or request.keeps_logits for request in requests):
         return packed.logit_spans()
     return [slice(0, 0)] * len(requests)
 
@@ -93,8 +93,6 @@ def _advance(request: Request, row: Sequence[int], scores: Tensor, logits: Tenso
     accepted = min(added, accepted)
     request.totals.kept += kept
     request.totals.accepted += accepted
-    if request.keeps_scores:
-        # Copies, so that the scores of rejected rows do not stay in memory behind them.
-        request.scores += scores[:added].clone().unbind()
+    if request.keeps_logits:
         request.logits += logits[:added].to(torch.float32, copy=True).unbind()
     return kept, accepted, added

@@ -21,9 +21,9 @@ class DCutConfig:
             equation 5) and skips drafting while it does not pay; "none" is plain decoding on the same engine; a float
             in (0, 1] verifies that share of all B (D+1) positions; 1.0 verifies every draft.
         ratios: shares that "auto" chooses from. The paper's four by default.
-        proposals: "greedy" drafts the drafter's likeliest tokens, which the target's draws must then hit; "sampled" draws
-            drafts from the drafter's own distribution and verifies them by rejection sampling. Same law either way;
-            only sampling requests and block drafters know the second.
+        proposals: "greedy" drafts the drafter's likeliest tokens, which the target's draws must then hit; "sampled"
+            draws drafts from the drafter's own distribution and verifies them by rejection sampling. Same law either
+            way; only sampling requests and block drafters know the second.
         draft_tokens: keep only the first so many drafts of the drafter's block; None keeps all.
         cost_table: where the measured seconds of a step are kept: "auto" for a file in the Hugging Face cache, a path,
             "off" to measure for this call alone, or a `CostTable` from `hf_dcut.warmup`.

@@ -21,8 +21,12 @@ from hf_dcut.requests import Request
 from hf_dcut.types import Batch, Drafts, Proposal
 
 
-def draw_drafts(logits: Tensor, ids: Tensor | None, batch: Batch, requests: Sequence[Request], vocabulary: int) -> Drafts:
+def draw_drafts(
+    logits: Tensor, ids: Tensor | None, batch: Batch, requests: Sequence[Request], vocabulary: int
+) -> Drafts:
     """Returns drafts drawn from q, with q as their proposal and its largest probability as their confidence.
+
+    Where logits give no distribution the confidence is NaN, by which the step's drafts are dropped.
 
     Args:
         logits: [B, D, C], of the drafter.
@@ -38,7 +42,9 @@ def draw_drafts(logits: Tensor, ids: Tensor | None, batch: Batch, requests: Sequ
     scores = torch.stack([warp(request, row) for request, row in zip(requests, scores, strict=True)])
     position = batch.length[:, None] + torch.arange(1, depth + 1, device=logits.device)
     seed = batch.seed[:, None].expand(rows, depth)
+    broken = scores.softmax(dim=-1).isnan().any(dim=-1, keepdim=True)
+    scores = scores.masked_fill(broken, 0.0)
     token = draw(scores.flatten(0, 1), seed.flatten(), position.flatten(), Purpose.DRAFT).view(rows, depth)
     probability = scores.softmax(dim=-1)
-    drafts = Drafts.chain(token, probability.amax(dim=-1))
+    drafts = Drafts.chain(token, probability.amax(dim=-1).masked_fill(broken[..., 0], torch.nan))
     return Drafts(drafts.token, drafts.parent, drafts.count, drafts.confidence, Proposal(probability))

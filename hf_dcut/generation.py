@@ -24,12 +24,12 @@ from hf_dcut.choosing import reads_scores_alone
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
-from hf_dcut.options import check_option, check_options
+from hf_dcut.options import check_option, check_options, check_parameters
 from hf_dcut.processors import Given, criteria_of, processors_of
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
 from hf_dcut.stats import Stats
-from hf_dcut.streaming import listeners
+from hf_dcut.streaming import check_streamer, listeners
 from hf_dcut.target import check_model
 
 _upstream = GenerationMixin.generate
@@ -76,21 +76,9 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
     """
     named = inspect.signature(_upstream).bind(model, *args, **kwargs).arguments
     del named["self"]
-    options = named.pop("kwargs", {})
-    for name in ("custom_generate", "negative_prompt_ids", "negative_prompt_attention_mask"):
-        if named.get(name) is not None:
-            raise ValueError(f"{name} does not work with dcut: leave it out, or generate without dcut")
-    if named.get("synced_gpus"):
-        raise ValueError("synced_gpus=True does not work with dcut: it is for ZeRO-3 and FSDP, generate without dcut")
-    config, assistant = DCutConfig.of(dcut), named.pop("assistant_model", None)
-    seeds = Seeds(options.pop("seed", None), options.pop("generator", None))
-    given = Given(named.get("logits_processor"), named.get("prefix_allowed_tokens_fn"))
     streamer = named.pop("streamer", None)
-    _take_stop_strings(model, named, options)
-    _check_early(model, named, options)
-    method = _Decoding(config, assistant, seeds, given, streamer)
     try:
-        return _upstream(model, **{**named, "custom_generate": method}, **options)
+        return _upstream(model, **_redirect(model, named, dcut, streamer))
     finally:
         if streamer is not None:
             streamer.end()
@@ -111,6 +99,25 @@ def _generate(self: PreTrainedModel, *args: Any, dcut: Any = None, **kwargs: Any
             )
         return _upstream(self, *args, **kwargs)
     return generate(self, *args, dcut=dcut, **kwargs)
+
+
+def _redirect(model: PreTrainedModel, named: dict[str, Any], dcut: Any, streamer: Any) -> dict[str, Any]:
+    """Returns the arguments that make the original `generate` call our decoding method.
+
+    Args:
+        model: the target.
+        named: the arguments of the call by name.
+        dcut: as for `generate`.
+        streamer: the user's.
+    """
+    options = named.pop("kwargs", {})
+    check_parameters({**named, **options})
+    config, assistant = DCutConfig.of(dcut), named.pop("assistant_model", None)
+    seeds = Seeds(options.pop("seed", None), options.pop("generator", None))
+    given = Given(named.get("logits_processor"), named.get("prefix_allowed_tokens_fn"))
+    _take_stop_strings(model, named, options)
+    _check_early(model, named, options)
+    return {**named, **options, "custom_generate": _Decoding(config, assistant, seeds, given, streamer)}
 
 
 def _check_early(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:
@@ -154,6 +161,7 @@ class _Decoding:
         """
         check_options(generation_config)
         check_model(model)
+        check_streamer(self.streamer, len(input_ids))
         _refuse_extras(model_kwargs)
         drafter = _drafter(self.assistant, generation_config, self.config)
         prompts, mask = _prompts(input_ids, model_kwargs), model_kwargs.get("attention_mask")
@@ -162,7 +170,9 @@ class _Decoding:
         _check_proposals(self.config, drafter, requests)
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
         records = bool(generation_config.return_dict_in_generate)
-        with open_engine(model, drafter, self.config, len(requests), max(map(len, prompts)), longest, records) as engine:
+        with open_engine(
+            model, drafter, self.config, len(requests), max(map(len, prompts)), longest, records
+        ) as engine:
             for request, listener in zip(requests, listeners(self.streamer, input_ids), strict=True):
                 request.listener = listener
             for _ in engine.run(requests):
@@ -193,7 +203,8 @@ class _Decoding:
             Request(
                 id=row,
                 prompt=prompt,
-                max_new_tokens=longest - width,
+                # One token at least: a width that is passed already is noticed after the first, as in `generate`.
+                max_new_tokens=max(1, longest - width),
                 eos=ends,
                 seed=seeds[row],
                 left_pads=width - len(prompt),
@@ -203,7 +214,8 @@ class _Decoding:
                 processors=processors[row],
                 walks=not reads_scores_alone(processors[row]),
                 criteria=asked,
-                keeps_scores=bool(config.return_dict_in_generate and (config.output_scores or config.output_logits)),
+                keeps_scores=bool(config.return_dict_in_generate and config.output_scores),
+                keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
             )
             for row, prompt in enumerate(prompts)
         ]
@@ -259,14 +271,14 @@ def _check_proposals(config: DCutConfig, drafter: Drafter | None, requests: list
         return
     if not drafter.independent:
         raise ValueError(
-            f"dcut proposals='sampled' needs a drafter whose places do not depend on each other's draws, such as DFlash, "
-            f"and this is a {type(drafter).__name__}: leave proposals at 'greedy'"
+            f"dcut proposals='sampled' needs a drafter whose places do not depend on each other's draws, such as "
+            f"DFlash, and this is a {type(drafter).__name__}: leave proposals at 'greedy'"
         )
     walked = {type(p).__name__ for request in requests if request.walks for p in request.processors or ()}
     if walked:
         raise ValueError(
-            f"dcut proposals='sampled' warps drafts by the processors too, which must look at scores alone, and these are "
-            f"{', '.join(sorted(walked))}: leave proposals at 'greedy'"
+            f"dcut proposals='sampled' warps drafts by the processors too, which must look at scores alone, and these "
+            f"are {', '.join(sorted(walked))}: leave proposals at 'greedy'"
         )
 
 
@@ -289,14 +301,17 @@ def _prompts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]
     """
     rows, width = input_ids.shape
     if not rows or not width:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give at least one prompt of at least one token")
+        raise ValueError(
+            f"input_ids has shape {tuple(input_ids.shape)}: give at least one prompt of at least one token"
+        )
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
-    if mask.shape != input_ids.shape or not torch.isin(mask, mask.new_tensor([0, 1])).all():
+    if mask.shape != input_ids.shape or not ((mask == 0) | (mask == 1)).all():
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}: give zeros and ones in the shape of input_ids, "
             f"{tuple(input_ids.shape)}"
         )
+    mask = mask.long()
     if (mask.diff(dim=1) < 0).any() or not mask[:, -1].all():
         raise ValueError(
             "attention_mask is not plain left padding: every row must be zeros, then ones. Set "
@@ -321,10 +336,8 @@ def _pad(config: GenerationConfig) -> int:
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
-def _output(
-    input_ids: Tensor, requests: list[Request], config: GenerationConfig, stats: Stats
-) -> DCutOutput | Tensor:
-    """Returns the sequences, int64 [B, P + longest], rows that ended early filled with the pad token; in a dict on request."""
+def _output(input_ids: Tensor, requests: list[Request], config: GenerationConfig, stats: Stats) -> DCutOutput | Tensor:
+    """Returns the sequences, int64 [B, P + longest], ended rows filled with the pad token; in a dict on request."""
     longest, pad = max(len(request.tokens) for request in requests), _pad(config)
     new = [request.tokens + [pad] * (longest - len(request.tokens)) for request in requests]
     sequences = torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
@@ -340,7 +353,7 @@ def _output(
 
 
 def _columns(kept: list[list[Tensor]], longest: int, pad: int) -> tuple[Tensor, ...]:
-    """Returns one float32 [B, V] a generated column, as `generate` does; rows that ended are certain of the pad token."""
+    """Returns one float32 [B, V] a generated column, as `generate` does; ended rows are certain of the pad token."""
     certain = torch.full_like(kept[0][0], -torch.inf)
     certain[pad] = 0.0
     return tuple(torch.stack([row[k] if k < len(row) else certain for row in kept]) for k in range(longest))

@@ -7,21 +7,23 @@ the padding of all rows, count requests by row, or keep a state, so each request
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, PrefixConstrainedLogitsProcessor
 
 from hf_dcut.choosing import reads_scores_alone
 
@@ -49,10 +51,9 @@ class PerRequest(LogitsProcessor):
 
         Use a fresh `PerRequest` for every plain `generate`, since the rows' processors stay in it.
         """
-        for row in range(len(scores)):
-            self._rows.setdefault(row, None)
-            self._rows[row] = self._rows[row] or self.of(row)
-        return torch.cat([self._rows[row](input_ids[row : row + 1], scores[row : row + 1]) for row in range(len(scores))])
+        self._rows |= {row: self.of(row) for row in range(len(scores)) if row not in self._rows}
+        rows = zip(input_ids.split(1), scores.split(1), strict=True)
+        return torch.cat([self._rows[row](*own) for row, own in enumerate(rows)])
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,14 @@ def processors_of(
     """
     if reads_scores_alone(prepared):
         return [prepared] * len(input_ids)
-    return [_for_row(model, config, given, row, input_ids, mask) for row in range(len(input_ids))]
+    # Upstream asks for allowed tokens by groups of rows that share a prompt; a row alone is a group of one.
+    alone, answers = copy.copy(config), config.num_return_sequences or 1
+    alone.num_return_sequences = 1
+    return [_for_row(model, alone, given, row, answers, input_ids, mask) for row in range(len(input_ids))]
 
 
 def criteria_of(prepared: StoppingCriteriaList) -> tuple[StoppingCriteriaList, frozenset[int], int]:
-    """Returns what is asked after each token, the end tokens, and the longest width, int, prompt and padding included."""
+    """Returns what is asked after each token, the end tokens, and the longest width, int, prompts and padding too."""
     asked = StoppingCriteriaList(c for c in prepared if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria)))
     ends = [c.eos_token_id.flatten().tolist() for c in prepared if isinstance(c, EosTokenCriteria)]
     widths = [c.max_length for c in prepared if isinstance(c, MaxLengthCriteria)]
@@ -100,29 +104,58 @@ def criteria_of(prepared: StoppingCriteriaList) -> tuple[StoppingCriteriaList, f
 
 
 def _for_row(
-    model: PreTrainedModel, config: GenerationConfig, given: Given, row: int, input_ids: Tensor, mask: Tensor | None
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    given: Given,
+    row: int,
+    answers: int,
+    input_ids: Tensor,
+    mask: Tensor | None,
 ) -> LogitsProcessorList:
-    """Returns the list that Transformers would make for one row alone, the row keeping its number."""
-    own = None if given.processors is None else LogitsProcessorList(_own(p, row, len(input_ids)) for p in given.processors)
-    ids = input_ids[row : row + 1]
+    """Returns the list that Transformers would make for one row alone, the prompt keeping its number.
+
+    Args:
+        model, config, given, input_ids, mask: as in `processors_of`, the config for one answer a prompt.
+        row: which one.
+        answers: rows of each prompt.
+    """
+    rows, ids = len(input_ids), input_ids[row : row + 1]
     return model._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=input_ids.shape[1],
         encoder_input_ids=ids,
-        prefix_allowed_tokens_fn=None if given.allowed is None else partial(_numbered, given.allowed, row),
-        logits_processor=own,
+        prefix_allowed_tokens_fn=None if given.allowed is None else partial(_numbered, given.allowed, row // answers),
+        logits_processor=LogitsProcessorList(_own(processor, row, rows) for processor in given.processors or ()),
         device=input_ids.device,
         model_kwargs={} if mask is None else {"attention_mask": mask[row : row + 1]},
     )
 
 
 def _own(processor: Any, row: int, rows: int) -> Any:
-    """Returns a user's processor for one row: from its factory, or a copy, so that a state is not shared by requests."""
+    """Returns a user's processor for one row: from its factory, or a copy, so that a state is not shared by requests.
+
+    Models and tokenizers that it holds are shared.
+
+    Raises:
+        ValueError, TypeError: several rows, and a processor that needs to know which, or that cannot be copied.
+    """
     if isinstance(processor, PerRequest):
         return processor.of(row)
-    return processor if rows == 1 else copy.deepcopy(processor)
+    if rows == 1:
+        return processor
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        raise ValueError("PrefixConstrainedLogitsProcessor asks by row: pass prefix_allowed_tokens_fn=... instead")
+    held = getattr(processor, "__dict__", {}).values()
+    shared = {id(thing): thing for thing in held if isinstance(thing, (nn.Module, PreTrainedTokenizerBase))}
+    try:
+        return copy.deepcopy(processor, shared)
+    except (TypeError, RuntimeError, NotImplementedError, pickle.PicklingError) as error:
+        raise TypeError(
+            f"logits_processor {type(processor).__name__} cannot be copied for each request ({error}): pass "
+            f"hf_dcut.PerRequest(lambda row: ...), which makes a new one"
+        ) from error
 
 
-def _numbered(allowed: AllowedTokens, row: int, _: int, ids: Tensor) -> list[int]:
-    """Returns the tokens allowed next, asked with the row's number in the batch instead of in the list's own, 0."""
-    return allowed(row, ids)
+def _numbered(allowed: AllowedTokens, prompt: int, _: int, ids: Tensor) -> list[int]:
+    """Returns the tokens allowed next, asked with the prompt's number in the batch instead of in the list's own, 0."""
+    return allowed(prompt, ids)

@@ -52,7 +52,7 @@ class Request:
         processors: applied to the logits before that.
         walks: whether the processors look at ids or keep a state, so that rows must come one by one, in order.
         criteria: what else than an end token or the length ends the request.
-        keeps_scores: whether `scores` and `logits` are kept, float32 [V] a generated token.
+        keeps_scores, keeps_logits: whether `scores`, `logits` are kept, float32 [V] a generated token.
         listener: called with the tokens of each step, and whether they end the request.
         slot: where its K/V are; -1 while it waits.
         read: prompt tokens whose K/V are stored.
@@ -75,6 +75,7 @@ class Request:
     walks: bool = False
     criteria: StoppingCriteriaList | None = None
     keeps_scores: bool = False
+    keeps_logits: bool = False
     listener: Callable[[Sequence[int], bool], None] | None = None
     slot: int = -1
     read: int = 0
@@ -109,24 +110,28 @@ class Request:
 
         Args:
             tokens: what was chosen, in order.
-            scores: float32 [n, V], processed scores each was chosen by, for criteria that read them.
+            scores: float32 [n, V], processed scores each was chosen by, if they are kept.
         """
         for count, token in enumerate(tokens, start=1):
             self.tokens.append(token)
+            if self.keeps_scores:
+                # A copy, so that the scores of rejected rows do not stay in memory behind it.
+                self.scores.append(scores[count - 1].clone())
             if token in self.eos:
                 self.finish_reason = "eos"
             elif len(self.tokens) == self.max_new_tokens:
                 self.finish_reason = "length"
-            elif self.criteria and self._stopped(scores[count - 1 : count]):
+            elif self.criteria and self._stopped(scores.device):
                 self.finish_reason = "stop"
             if self.finish_reason:
                 return count
         return len(tokens)
 
-    def _stopped(self, scores: Tensor) -> bool:
-        """Returns whether a criterion is met, asked once for each new token, as in plain `generate`."""
+    def _stopped(self, device: torch.device) -> bool:
+        """Returns whether a criterion is met, asked once for each new token, with what plain `generate` gives it."""
         assert self.criteria is not None
-        ids = torch.tensor([self.padded_ids], device=scores.device)
+        ids = torch.tensor([self.padded_ids], device=device)
+        scores = tuple(row[None] for row in self.scores) if self.keeps_scores else None
         return bool(torch.as_tensor(self.criteria(ids, scores)).any())
 
 

@@ -26,13 +26,15 @@ class Seeds:
         Raises:
             TypeError, ValueError: something else than integers, both a seed and a generator, or the wrong number.
         """
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise TypeError(f"generator is a {type(self.generator).__name__}: give a torch.Generator")
         if self.seed is not None and self.generator is not None:
             raise ValueError(f"seed={self.seed!r} and generator are two sources of randomness: give one of them")
         if self.seed is None:
             device = "cpu" if self.generator is None else self.generator.device
             return torch.randint(2**63 - 1, (rows,), generator=self.generator, device=device).tolist()
-        seeds = [self.seed + row for row in range(rows)] if isinstance(self.seed, int) else list(self.seed)
-        if isinstance(self.seed, bool) or not all(isinstance(seed, int) for seed in seeds):
+        seeds = range(self.seed, self.seed + rows) if isinstance(self.seed, int) else self.seed
+        if isinstance(self.seed, bool) or not isinstance(seeds, Sequence) or not all(type(s) is int for s in seeds):
             raise TypeError(f"seed={self.seed!r}: give an integer, or one a request")
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} requests: give one a request, or one integer")

@@ -17,6 +17,7 @@ stage by stage. The only mutable things are the requests and the caches.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -185,7 +186,7 @@ class Packed(Record):
         """
         start, wanted = self.start.tolist(), set(self.logit_rows.tolist())
         spans, row = [], 0
-        for index, (first, end) in enumerate(zip(start, start[1:], strict=False)):
+        for index, (first, end) in enumerate(pairwise(start)):
             count = end - first if index < self.decoding else int(end - 1 in wanted)
             spans.append(slice(row, row + count))
             row += count

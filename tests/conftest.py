@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,6 +97,60 @@ def tiny_qwen3() -> Builder:
 def make_prompts() -> Callable[..., dict[str, torch.Tensor]]:
     """`make_prompts(rows, seed=0, longest=12)`, for `generate(**prompts)`: left-padded, 1 to `longest` tokens a row."""
     return build_prompts
+
+
+@pytest.fixture(scope="session")
+def knowing() -> Callable[..., Any]:
+    """`knowing(inputs, sequences, draft_tokens=6, profile=(0.3, 0.9, 1.0))`: an oracle of what these prompts got.
+
+    The profile is mixed, so that some drafts are cut, some rejected and whole blocks accepted.
+    """
+    from hf_dcut import OracleDrafter
+
+    def build(
+        inputs: dict[str, torch.Tensor],
+        sequences: torch.Tensor,
+        draft_tokens: int = 6,
+        profile: tuple[float, ...] = (0.3, 0.9, 1.0),
+    ) -> OracleDrafter:
+        ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+        rows = zip(ids, mask, sequences[:, ids.shape[1] :].tolist(), strict=True)
+        return OracleDrafter({tuple(row[own].tolist()): said for row, own, said in rows}, draft_tokens, profile)
+
+    return build
+
+
+def chance(counts: torch.Tensor, law: torch.Tensor) -> float:
+    """Returns how probable it is that draws from the law fit it worse than these counts do (Pearson's chi-square).
+
+    Outcomes that are expected less than five times are one outcome, for which the approximation holds again.
+
+    Args:
+        counts: int64 [n], how often each outcome came.
+        law: float64 [n], their probabilities.
+    """
+    expected, seen = law.double() * counts.sum(), counts.double()
+    assert not seen[law == 0].any(), "an outcome of no probability"
+    rare = expected < 5
+    expected, seen = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (expected, seen))
+    if expected[-1] < 5:
+        expected, seen = (torch.cat([x[:-2], x[-2:].sum()[None]]) for x in (expected, seen))
+    statistic = ((seen - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2))
+
+
+@pytest.fixture(scope="session", name="chance")
+def chance_fixture() -> Callable[[torch.Tensor, torch.Tensor], float]:
+    """`chance(counts, law)`: how probable worse counts are under the law."""
+    return chance
+
+
+@pytest.fixture
+def fresh_seed() -> int:
+    """A seed nobody has chosen, printed, for tests of distributions: they state how often they fail by chance."""
+    seed = secrets.randbits(62)
+    print(f"fresh seed {seed}")  # noqa: T201 (pytest shows it when the test fails)
+    return seed
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,15 @@ PACKAGE = "hf_dcut"
 
 # Earlier to later; a unit may import the units to its left and above. A unit is a module of hf_dcut or a whole
 # sub-package. Units that share a set do not import each other. "" is hf_dcut itself, with its public names.
-STAGES = frozenset({"scores", "budget", "packing", "acceptance", "commit"})
+STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "commit"})
 ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config"),
     "kernels",
     *("cache", "attention", "noise", "requests"),
     STAGES | {"drafters", "target", "cost_table"},
-    *("stats", "skipping", "graphs"),
+    *("drawing", "processors", "stats", "skipping", "graphs"),
     *("engine", "profiling", "assembly"),
-    *("options", "generation", "batching", "parallel"),
+    *("options", "seeds", "streaming", "generation", "batching", "parallel"),
     "",
     *("bench", "cli", "app"),
 )

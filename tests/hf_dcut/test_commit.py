@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from transformers import StoppingCriteriaList
 
 from hf_dcut.cache import LayerShape, SlotCache
 from hf_dcut.commit import commit
 from hf_dcut.requests import Request
-from hf_dcut.types import Committed, Packed, Verdict
+from hf_dcut.types import Choice, Committed, Packed, Verdict
 
 DEPTH = 3
 
@@ -56,6 +59,15 @@ def cache() -> SlotCache:
     return SlotCache([LayerShape(1, 2, 1, 2)], slots=4, length=64, dtype=torch.float32, device="cpu")
 
 
+def run_commit(
+    verdict: Verdict, packed: Packed, taps: torch.Tensor | None, requests: list[Request], cache: SlotCache
+) -> Committed:
+    """Commits with logits row, row + 0.25 of each row, and processed scores twice as high."""
+    logits = torch.arange(len(packed.logit_rows)).double()[:, None] + torch.tensor([0.0, 0.25])
+    choice = Choice(torch.full((len(logits),), -1), 2 * logits.float())
+    return commit(verdict, packed, choice, logits, taps, requests, cache)
+
+
 def rows_of(committed: Committed) -> list[tuple[int, int, int, int]]:
     fields = (committed.slot, committed.cell, committed.position, committed.token)
     return list(zip(*(field.tolist() for field in fields), strict=True))
@@ -65,7 +77,7 @@ def test_accepted_drafts_and_the_targets_token_are_added(cache: SlotCache) -> No
     requests = [decoding_request(4, [9]), decoding_request(7, [8, 9])]
     packed = make_row([[11, 12, 13], [21, 22]], length=[4, 7])
     taps = torch.arange(len(packed)).float()[:, None]
-    committed = commit(make_verdict(packed, [2, 0], [50, 60]), packed, taps, requests, cache)
+    committed = run_commit(make_verdict(packed, [2, 0], [50, 60]), packed, taps, requests, cache)
     assert [request.tokens for request in requests] == [[9, 11, 12, 50], [8, 9, 60]]
     assert rows_of(committed) == [(0, 4, 1004, 9), (0, 5, 1005, 11), (0, 6, 1006, 12), (1, 7, 1007, 9)]
     assert committed.taps is not None
@@ -81,7 +93,7 @@ def test_nothing_is_added_behind_an_end_token(cache: SlotCache, offset: int) -> 
     block = [11, 12, 13, 14]
     request = decoding_request(4, [9], eos=frozenset({block[offset]}))
     packed = make_row([block[:3]], length=[4])
-    committed = commit(make_verdict(packed, [3], [14]), packed, None, [request], cache)
+    committed = run_commit(make_verdict(packed, [3], [14]), packed, None, [request], cache)
     assert request.tokens == [9, *block[: offset + 1]]
     assert request.finish_reason == "eos"
     assert (committed.kept, committed.accepted, committed.added) == ((3,), (min(3, offset + 1),), (offset + 1,))
@@ -91,14 +103,14 @@ def test_nothing_is_added_behind_an_end_token(cache: SlotCache, offset: int) -> 
 def test_nothing_is_added_beyond_the_length(cache: SlotCache) -> None:
     request = decoding_request(4, [9], max_new_tokens=3)
     packed = make_row([[11, 12, 13]], length=[4])
-    committed = commit(make_verdict(packed, [3], [14]), packed, None, [request], cache)
+    committed = run_commit(make_verdict(packed, [3], [14]), packed, None, [request], cache)
     assert (request.tokens, request.finish_reason, committed.added) == ([9, 11, 12], "length", (2,))
 
 
 def test_prompts_are_read_in_pieces(cache: SlotCache) -> None:
     partly, whole = (Request(id=i, prompt=[1, 2, 3, 4], max_new_tokens=9) for i in range(2))
     packed = make_row([], length=[], prompts=[[1, 2, 3], [1, 2, 3, 4]])
-    committed = commit(make_verdict(packed, [0, 0], [-1, 70]), packed, None, [partly, whole], cache)
+    committed = run_commit(make_verdict(packed, [0, 0], [-1, 70]), packed, None, [partly, whole], cache)
     assert (partly.read, partly.decoding, partly.tokens) == (3, False, [])
     assert (whole.read, whole.decoding, whole.tokens) == (4, True, [70])
     assert len(rows_of(committed)) == 7, "the drafter sees every prompt row"
@@ -109,7 +121,45 @@ def test_prompts_are_read_in_pieces(cache: SlotCache) -> None:
 def test_decoding_and_reading_in_one_step(cache: SlotCache) -> None:
     requests = [decoding_request(4, [9]), Request(id=1, prompt=[1, 2], max_new_tokens=1)]
     packed = make_row([[11]], length=[4], prompts=[[1, 2]])
-    committed = commit(make_verdict(packed, [0, 0], [50, 60]), packed, None, requests, cache)
+    committed = run_commit(make_verdict(packed, [0, 0], [50, 60]), packed, None, requests, cache)
     assert [request.tokens for request in requests] == [[9, 50], [60]]
     assert rows_of(committed) == [(0, 4, 1004, 9), (1, 0, 1000, 1), (1, 1, 1001, 2)]
     assert committed.finished == (1,), "one token was all it wanted"
+
+
+@pytest.mark.parametrize(("scores", "logits"), [(True, True), (True, False), (False, True), (False, False)])
+def test_scores_and_logits_of_committed_tokens_are_kept_on_request(
+    cache: SlotCache, scores: bool, logits: bool
+) -> None:
+    options = {"keeps_scores": scores, "keeps_logits": logits}
+    ending = decoding_request(7, [9], eos=frozenset({22}), **options)
+    whole, partly = (Request(id=i, prompt=[1, 2], max_new_tokens=9, **options) for i in (2, 3))  # type: ignore[arg-type]
+    requests = [decoding_request(4, [9], **options), ending, whole, partly]
+    packed = make_row([[11, 12, 13], [21, 22, 23]], length=[4, 7], prompts=[[1, 2], [1]])
+    # The second prompt is not read to its end, so there are no logits for it.
+    packed = replace(packed, logit_rows=torch.tensor([*range(8), 9]))
+    run_commit(make_verdict(packed, [1, 3, 0, 0], [50, 60, 70, -1]), packed, None, requests, cache)
+    rows = [[0, 1], [4, 5], [8], []]
+    assert [len(request.tokens) - had for request, had in zip(requests, [1, 1, 0, 0], strict=True)] == [2, 2, 1, 0]
+    assert [[row.tolist() for row in request.scores] for request in requests] == [
+        [[2.0 * k, 2 * k + 0.5] for k in own] if scores else [] for own in rows
+    ]
+    assert [[row.tolist() for row in request.logits] for request in requests] == [
+        [[float(k), k + 0.25] for k in own] if logits else [] for own in rows
+    ]
+    assert {row.dtype for request in requests for row in request.scores + request.logits} <= {torch.float32}
+
+
+def test_criteria_are_asked_after_each_new_token(cache: SlotCache) -> None:
+    seen = []
+
+    def two_new(ids: torch.Tensor, scores: object) -> torch.Tensor:
+        seen.append((ids.tolist(), scores))
+        return torch.tensor([ids.shape[1] == 8])
+
+    request = decoding_request(4, [9], criteria=StoppingCriteriaList([two_new]), left_pads=1, pad=7)
+    packed = make_row([[11, 12, 13]], length=[4])
+    committed = run_commit(make_verdict(packed, [3], [14]), packed, None, [request], cache)
+    assert seen == [([[7, 1, 1, 1, 1, 9, 11]], None), ([[7, 1, 1, 1, 1, 9, 11, 12]], None)]
+    assert (request.tokens, request.finish_reason) == ([9, 11, 12], "stop")
+    assert (committed.added, committed.accepted) == ((2,), (2,))

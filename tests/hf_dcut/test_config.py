@@ -29,6 +29,12 @@ def test_ratios_that_are_refused(ratios: Any) -> None:
         DCutConfig(ratios=ratios)
 
 
+@pytest.mark.parametrize("proposals", ["sample", None, True, 1])
+def test_proposals_are_greedy_or_sampled(proposals: Any) -> None:
+    with pytest.raises(ValueError, match=f"proposals={proposals!r}: give 'greedy' or 'sampled'"):
+        DCutConfig(proposals=proposals)
+
+
 def test_ratios_become_a_tuple() -> None:
     assert DCutConfig(ratios=[0.5, 1.0]).ratios == (0.5, 1.0)  # type: ignore[arg-type]
 
@@ -80,7 +86,7 @@ def test_of_knows_bad_budgets() -> None:
 
 
 def test_unknown_keys_are_named_and_the_known_ones_listed() -> None:
-    with pytest.raises(ValueError, match=r"no option 'budgte', 'depth': the options are budget, ratios, draft_tokens"):
+    with pytest.raises(ValueError, match=r"no option 'budgte', 'depth': the options are budget, ratios, proposals"):
         DCutConfig.of({"budgte": 0.5, "depth": 3, "ratios": (0.5,)})
 
 
@@ -88,7 +94,7 @@ def test_unknown_keys_are_named_and_the_known_ones_listed() -> None:
     "options",
     [
         {},
-        {"budget": 0.5},
+        {"budget": 0.5, "proposals": "sampled"},
         {"ratios": (0.5, 1.0), "draft_tokens": 3, "deterministic": True},
         {"cost_table": Path("some") / "costs.json", "max_prefill_tokens": 7, "max_cache_bytes": 8},
     ],

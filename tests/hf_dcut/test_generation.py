@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,17 +20,20 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     LogitsProcessor,
-    LogitsProcessorList,
     MambaConfig,
     PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
     T5Config,
 )
-from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
+from transformers.generation import (
+    BaseStreamer,
+    GenerateDecoderOnlyOutput,
+    MaxLengthCriteria,
+    PrefixConstrainedLogitsProcessor,
+)
 
 import hf_dcut
 from hf_dcut import DCutConfig, DCutOutput, PromptLookupDrafter
+from hf_dcut.drafters import DFlashDrafter
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.types import Batch, Committed, Drafts
 
@@ -233,14 +237,28 @@ def test_left_padding_is_counted_as_in_plain_generate(model: PreTrainedModel, in
 # What is refused.
 
 
-class Penalty(LogitsProcessor):
+class Spoil(LogitsProcessor):
+    """Makes something of the scores that nobody can choose from.
+
+    Args:
+        how: what is made of the scores.
+    """
+
+    def __init__(self, how: Callable[[torch.Tensor], torch.Tensor]):
+        self.how = how
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return self.how(scores)
+
+
+class Locked(LogitsProcessor):
+    """Holds what cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores
-
-
-class Never(StoppingCriteria):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 class Silent(BaseStreamer):
@@ -248,6 +266,11 @@ class Silent(BaseStreamer):
         raise AssertionError("nothing may be streamed before the refusal")
 
     def end(self) -> None: ...
+
+
+def random_dflash(model: PreTrainedModel) -> DFlashDrafter:
+    shape = {"taps": [0, 2], "mask_token_id": 3, "block_size": 5, "layers": 1, "dtype": model.dtype}
+    return DFlashDrafter.random(model.config, **shape)
 
 
 @dataclass
@@ -287,9 +310,7 @@ BAD_CALLS = {
         {"dcut": {"budget": 0.5, "max_cache_bytes": 1000}},
         MemoryError,
     ),
-    "sampling": Bad("do_sample=True does not work with dcut: pass do_sample=False", {"do_sample": True}),
     "beams": Bad("num_beams=2 .*generate without dcut", {"num_beams": 2}),
-    "several answers": Bad("num_return_sequences=2 .*repeat the prompts", {"num_return_sequences": 2}),
     "contrastive search": Bad("penalty_alpha=0.6 .*without dcut", {"penalty_alpha": 0.6}),
     "constraints": Bad("force_words_ids=.*without dcut", {"force_words_ids": [[5]]}),
     "layer contrast": Bad("dola_layers='high' .*without dcut", {"dola_layers": "high"}),
@@ -298,24 +319,57 @@ BAD_CALLS = {
     "a paged cache": Bad("cache_implementation='paged' .*leave it out", {"cache_implementation": "paged"}),
     "a quantised cache": Bad("cache_implementation='quantized' .*leave it out", {"cache_implementation": "quantized"}),
     "a cache": Bad(r"past_key_values \(cache\) .*pass the whole prompt", {"cache": DynamicCache()}),
-    "a penalty": Bad("repetition_penalty=1.2 .*not yet supported", {"repetition_penalty": 1.2}),
-    "banned words": Bad("bad_words_ids=.*not yet supported", {"bad_words_ids": [[5]]}),
-    "a processor": Bad("Penalty .*leave it out", {"logits_processor": LogitsProcessorList([Penalty()])}),
-    "allowed tokens": Bad(
-        "PrefixConstrainedLogitsProcessor .*leave it out", {"prefix_allowed_tokens_fn": lambda row, text: [5]}
+    "stop strings alone": Bad(r"stop_strings=\['x'\] need the tokenizer: pass tokenizer=", {"stop_strings": ["x"]}),
+    "a streamer for one": Bad(r"streamer=Silent is for one request .* 3: use hf_dcut.Batch", {"streamer": Silent()}),
+    "a processor that drops scores": Bad(
+        r"logits_processor \(Spoil\) turned scores of shape \(1, 101\) into \(1, 100\): return the shape it is given",
+        {"logits_processor": [Spoil(lambda scores: scores[:, 1:])]},
     ),
-    "a criterion": Bad("Never .*leave it out", {"stopping_criteria": StoppingCriteriaList([Never()])}),
-    "stop strings": Bad(r"stop_strings=\['x'\] .*not yet supported", {"stop_strings": ["x"], "tokenizer": object()}),
-    "a time limit": Bad("max_time=5.0 .*not yet supported", {"max_time": 5.0}),
-    "a streamer": Bad("streamer .*leave it out", {"streamer": Silent()}),
-    "scores": Bad("output_scores=True .*not yet supported", {"output_scores": True}),
-    "logits": Bad("output_logits=True .*not yet supported", {"output_logits": True}),
+    "a processor that adds rows": Bad(
+        r"logits_processor \(Spoil\) turned scores of shape \(1, 101\) into \(3, 101\): return the shape",
+        {"logits_processor": [Spoil(lambda scores: scores.expand(3, -1))]},
+    ),
+    "a processor of NaN": Bad(
+        "the scores of Spoil, TopKLogitsWarper are no distribution: they hold inf or nan, or ban every token",
+        {"logits_processor": [Spoil(lambda scores: scores * math.nan)], "do_sample": True},
+        RuntimeError,
+    ),
+    "every token banned": Bad(
+        "the scores of SuppressTokensLogitsProcessor are no distribution: .* ban every token",
+        {"suppress_tokens": list(range(101)), "do_sample": True, "top_k": 0},
+        RuntimeError,
+    ),
+    "a processor with a lock": Bad(
+        r"logits_processor Locked cannot be copied for each request \(.*lock.*\): pass hf_dcut.PerRequest",
+        {"logits_processor": [Locked()]},
+        TypeError,
+    ),
+    "allowed tokens in a processor": Bad(
+        "PrefixConstrainedLogitsProcessor asks by row: pass prefix_allowed_tokens_fn",
+        {"logits_processor": [PrefixConstrainedLogitsProcessor(lambda row, ids: [5], 1)]},
+    ),
+    "no tokens allowed": Bad("empty list for batch ID", {"prefix_allowed_tokens_fn": lambda row, ids: []}),
+    "too few seeds": Bad("seed has 2 entries for 3 requests: give one a request", {"do_sample": True, "seed": [1, 2]}),
+    "a broken seed": Bad("seed=1.5: give an integer, or one a request", {"do_sample": True, "seed": 1.5}, TypeError),
+    "a seed of a word": Bad("seed='abc': give an integer", {"do_sample": True, "seed": "abc"}, TypeError),
+    "true seeds": Bad("seed=.*: give an integer", {"do_sample": True, "seed": [1, 2, True]}, TypeError),
+    "two sources of numbers": Bad(
+        "seed=1 and generator are two sources of randomness: give one",
+        {"do_sample": True, "seed": 1, "generator": torch.Generator()},
+    ),
+    "no generator": Bad("generator is a int: give a torch.Generator", {"do_sample": True, "generator": 3}, TypeError),
+    "unknown proposals": Bad("proposals='drawn': give 'greedy' or 'sampled'", {"dcut": {"proposals": "drawn"}}),
+    "proposals of prompt lookup": Bad(
+        "proposals='sampled' needs a drafter whose places .* such as DFlash, and this is a PromptLookupDrafter: leave",
+        {"do_sample": True, "dcut": {"budget": 0.5, "proposals": "sampled"}},
+    ),
+    "an assistant's tokenizer": Bad("assistant_tokenizer does not work with dcut", {"assistant_tokenizer": object()}),
     "hidden states": Bad("output_hidden_states=True .*packed rows", {"output_hidden_states": True}),
     "attentions": Bad("output_attentions=True .*packed rows", {"output_attentions": True}),
     "guidance": Bad("guidance_scale=2.0 .*without dcut", {"guidance_scale": 2.0}),
     "negative prompts": Bad("negative_prompt_ids .*leave it out", {"negative_prompt_ids": torch.ones(3, 2).long()}),
     "another method": Bad("custom_generate .*leave it out", {"custom_generate": "owner/method"}),
-    "synced devices": Bad("synced_gpus=True .*without dcut", {"synced_gpus": True}),
+    "synced devices": Bad("synced_gpus does not work with dcut.*without dcut", {"synced_gpus": True}),
     "embeddings": Bad("inputs_embeds .*leave it out", {"inputs_embeds": torch.zeros(3, 4, 64).double()}),
     "an unknown keyword": Bad("brand_new", {"brand_new": 1}),
     "positions of pads": Bad(
@@ -340,16 +394,88 @@ def test_a_model_is_no_drafter(model: PreTrainedModel, inputs: Inputs) -> None:
         model.generate(**inputs, **GREEDY, assistant_model=model, dcut=0.5)
 
 
-def test_sampling_by_the_models_own_config_is_refused(model: PreTrainedModel, inputs: Inputs) -> None:
-    model.generation_config.do_sample = True
-    with pytest.raises(ValueError, match="pass do_sample=False; many chat models and pipelines sample by default"):
-        model.generate(**inputs, max_new_tokens=8, assistant_model=DRAFTER, dcut=0.5)
-
-
 def test_stop_strings_of_the_models_own_config_are_refused(model: PreTrainedModel, inputs: Inputs) -> None:
     model.generation_config.stop_strings = ["x"]
-    with pytest.raises(ValueError, match=r"stop_strings=\['x'\] .*not yet supported"):
+    with pytest.raises(ValueError, match=r"model.generation_config.stop_strings is set.* pass stop_strings=\.\.\. and"):
         model.generate(**inputs, **GREEDY, assistant_model=DRAFTER, dcut=0.5)
+
+
+def test_drafts_cannot_be_drawn_under_processors_that_read_ids(model: PreTrainedModel, inputs: Inputs) -> None:
+    options = {"do_sample": True, "max_new_tokens": 8, "repetition_penalty": 1.2, "top_k": 0}
+    sampled = {"budget": 1.0, "proposals": "sampled"}
+    with pytest.raises(
+        ValueError, match=r"proposals='sampled' warps .* these are RepetitionPenaltyLogitsProcessor: leave"
+    ):
+        model.generate(**inputs, **options, assistant_model=random_dflash(model), dcut=sampled)
+
+
+UPSTREAMS = {
+    "temperature of 0": {"do_sample": True, "temperature": 0.0},
+    "negative temperature": {"do_sample": True, "temperature": -1.0},
+    "temperature of NaN": {"do_sample": True, "temperature": math.nan},
+    "temperature of a word": {"do_sample": True, "temperature": "hot"},
+    "negative top_p": {"do_sample": True, "top_p": -0.1},
+    "negative top_k": {"do_sample": True, "top_k": -3},
+    "min_p above 1": {"do_sample": True, "min_p": 1.5},
+    "top_h above 1": {"do_sample": True, "top_h": 1.5},
+    "negative typical_p": {"do_sample": True, "typical_p": -0.5},
+    "no penalty": {"repetition_penalty": 0.0},
+    "bad words of a word": {"bad_words_ids": "ab"},
+    "bias of nothing": {"sequence_bias": []},
+    "no tokens": {"max_new_tokens": 0},
+    "negative tokens": {"max_new_tokens": -1},
+    "a length in the prompt": {"max_new_tokens": None, "max_length": 2},
+    "several greedy answers": {"num_return_sequences": 2},
+    "an unknown option": {"max_new_token": 5},
+}
+
+
+@pytest.mark.parametrize("options", UPSTREAMS.values(), ids=UPSTREAMS)
+def test_upstreams_own_errors(model: PreTrainedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+    asked = {**GREEDY, **options}
+    errors = []
+    for own in ({}, {"assistant_model": DRAFTER, "dcut": 0.5}):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (compared below)
+            model.generate(**inputs, **asked, **own)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+ODD = {
+    "a temperature near 0": {"do_sample": True, "temperature": 1e-6, "top_k": 0},
+    "more new tokens than any": {"min_new_tokens": 9},
+    "a minimum above the maximum": {"min_length": 40},
+    "two lengths": {"max_length": 4, "max_new_tokens": 8},
+    "a length that is passed": {"stopping_criteria": [MaxLengthCriteria(3)]},
+    "a length of ones own": {"stopping_criteria": [MaxLengthCriteria(11)]},
+    "greedy NaN": {"logits_processor": [Spoil(lambda scores: scores * math.nan)]},
+}
+
+
+@pytest.mark.parametrize("options", ODD.values(), ids=ODD)
+@pytest.mark.filterwarnings("ignore:Unfeasible length constraints")
+def test_odd_options_that_plain_generate_takes(model: PreTrainedModel, inputs: Inputs, options: dict[str, Any]) -> None:
+    asked = {**GREEDY, "eos_token_id": 43, **options}
+    tokens = model.generate(**inputs, **asked, assistant_model=DRAFTER, dcut=0.5)
+    assert torch.equal(tokens, model.generate(**inputs, **asked))
+
+
+def test_an_interrupt_in_a_processor_leaves_nothing_behind(
+    model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor
+) -> None:
+    drafter, calls = random_dflash(model), []
+
+    def interrupt(scores: torch.Tensor) -> torch.Tensor:
+        calls.append([module for module in model.modules() if module._forward_hooks])
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return scores
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**inputs, **GREEDY, assistant_model=drafter, dcut=0.5, logits_processor=[Spoil(interrupt)])
+    assert calls[-1], "it was interrupted while the drafter's hooks were there"
+    assert not any(module._forward_hooks for module in model.modules())
+    assert torch.equal(model.generate(**inputs, **GREEDY, assistant_model=drafter, dcut=0.5), expected)
 
 
 BAD_MASKS = {

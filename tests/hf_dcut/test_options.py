@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from hf_dcut.options import EQUAL, INERT, OPTIONS, REFUSED, check_option, check_options
+from hf_dcut.options import EQUAL, INERT, LAW, OPTIONS, OWN, REFUSED, check_option, check_options
 
 FIELDS = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
 REFUSALS = [name for name, option in OPTIONS.items() if option.treatment == REFUSED]
@@ -15,11 +15,11 @@ REFUSALS = [name for name, option in OPTIONS.items() if option.treatment == REFU
 
 def test_every_field_has_its_treatment() -> None:
     assert [name for name in FIELDS if name not in OPTIONS] == []
-    assert {option.treatment for option in OPTIONS.values()} == {EQUAL, INERT, REFUSED}
+    assert {option.treatment for option in OPTIONS.values()} == {EQUAL, LAW, OWN, INERT, REFUSED}
 
 
-def test_what_is_without_effect_or_refused_says_why() -> None:
-    assert [name for name, option in OPTIONS.items() if option.treatment != EQUAL and not option.instead] == []
+def test_what_is_special_without_effect_or_refused_says_why() -> None:
+    assert [n for n, option in OPTIONS.items() if option.treatment not in (EQUAL, LAW) and not option.instead] == []
 
 
 def test_a_default_config_passes() -> None:

@@ -5,27 +5,62 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import StoppingCriteriaList
 
 from hf_dcut.requests import Request, Roster, batch_of
+
+NONE = torch.zeros(0, 5)  # scores that nobody keeps
 
 
 def test_tokens_are_taken_up_to_the_first_end_token() -> None:
     request = Request(id=0, prompt=[1, 2], max_new_tokens=9, eos=frozenset({5, 6}))
-    assert request.append([3, 4]) == 2
+    assert request.append([3, 4], NONE) == 2
     assert request.finish_reason is None
-    assert request.append([7, 6, 5]) == 2
+    assert request.append([7, 6, 5], NONE) == 2
     assert (request.tokens, request.finish_reason) == ([3, 4, 7, 6], "eos")
 
 
 def test_tokens_are_taken_up_to_the_length() -> None:
     request = Request(id=0, prompt=[1, 2], max_new_tokens=3)
-    assert request.append([3, 4, 5, 6]) == 3
+    assert request.append([3, 4, 5, 6], NONE) == 3
     assert (request.tokens, request.finish_reason) == ([3, 4, 5], "length")
 
 
 def test_an_end_token_at_the_length_is_an_end() -> None:
     request = Request(id=0, prompt=[1], max_new_tokens=2, eos=frozenset({5}))
-    assert (request.append([3, 5]), request.finish_reason) == (2, "eos")
+    assert (request.append([3, 5], NONE), request.finish_reason) == (2, "eos")
+
+
+def test_a_criterion_is_asked_with_the_padded_text_after_each_token() -> None:
+    widths = []
+
+    def wide(ids: torch.Tensor, scores: object) -> torch.Tensor:
+        widths.append(ids.shape[1])
+        return ids[:, -1] == 8
+
+    criteria = StoppingCriteriaList([wide])
+    request = Request(id=0, prompt=[1, 2], max_new_tokens=9, left_pads=3, eos=frozenset({6}), criteria=criteria)
+    assert (request.append([7, 7], NONE), request.finish_reason) == (2, None)
+    assert (request.append([7, 8, 9], NONE), request.finish_reason) == (2, "stop")
+    assert widths == [6, 7, 8, 9]
+    again = Request(id=0, prompt=[1, 2], max_new_tokens=2, eos=frozenset({6}), criteria=criteria)
+    assert (again.append([8, 6], NONE), again.finish_reason) == (1, "stop")
+
+
+def test_criteria_get_the_scores_that_are_kept() -> None:
+    given = []
+
+    def never(ids: torch.Tensor, scores: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
+        given.append(scores if scores is None else [row.tolist() for row in scores])
+        return torch.tensor([False])
+
+    for keeps in (False, True):
+        criteria = StoppingCriteriaList([never])
+        request = Request(id=0, prompt=[1], max_new_tokens=9, criteria=criteria, keeps_scores=keeps)
+        request.append([3], torch.tensor([[1.0, 2.0]]))
+        request.append([4, 5], torch.tensor([[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]))
+    first, second, third = ([[1.0, 2.0]], [[3.0, 4.0]], [[5.0, 6.0]])
+    assert given == [None] * 3 + [[first], [first, second], [first, second, third]]
 
 
 def test_length_and_room_count_the_anchor_apart() -> None:
@@ -34,9 +69,9 @@ def test_length_and_room_count_the_anchor_apart() -> None:
     request.read = 2
     assert (request.decoding, request.length) == (False, 2)
     request.read = 3
-    request.append([7])
+    request.append([7], NONE)
     assert (request.decoding, request.length, request.room) == (True, 3, 2)
-    request.append([8, 9])
+    request.append([8, 9], NONE)
     assert (request.length, request.room) == (5, 0)
 
 
@@ -57,7 +92,7 @@ def read_some(roster: Roster, cells: int) -> None:
         request.read += piece
         cells -= piece
         if request.decoding:
-            request.append([0])
+            request.append([0], NONE)
 
 
 @settings(deadline=None, max_examples=200)
@@ -76,7 +111,7 @@ def test_live_requests_fill_the_first_slots_decoding_ones_first(data: st.DataObj
         read_some(roster, data.draw(st.integers(1, 8), "cells"))
         ending = [r for r in roster.decoding if data.draw(st.booleans(), "ends") or len(r.tokens) > 5]
         for request in roster.decoding:
-            request.append([0])
+            request.append([0], NONE)
         for request in ending:
             request.finish_reason = "eos"
         for source, destination in roster.retire():
