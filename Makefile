@@ -43,7 +43,7 @@ test: setup
 	$(BIN)/python -m pytest --durations=5 $(PYTEST_FLAGS)
 
 demo: setup
-	$(BIN)/hf-dcut bench --batch 16 --prompts 16 --max-new-tokens 64 --show 3
+	$(BIN)/hf-dcut bench --batch 16 --prompts 16 --max-new-tokens 64 --rounds 2 --show 3
 
 # Types are checked on an installed copy, since mypy cannot follow the package map. What an earlier build left under
 # build/lib would go into the copy, so it is cleared first.

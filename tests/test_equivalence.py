@@ -83,16 +83,16 @@ def generate(model: PreTrainedModel, inputs: Inputs, drafter: Drafter | None, dc
     return model.generate(**inputs, assistant_model=drafter, dcut=dcut, **options)
 
 
-def random_dflash(model: PreTrainedModel) -> DFlashDrafter:
-    shape = {"taps": [0, 2], "mask_token_id": 3, "block_size": D + 1, "layers": 2, "dtype": model.dtype}
+def random_dflash(model: PreTrainedModel, depth: int = D) -> DFlashDrafter:
+    shape = {"taps": [0, 2], "mask_token_id": 3, "block_size": depth + 1, "layers": 2, "dtype": model.dtype}
     return DFlashDrafter.random(model.config, **shape)
 
 
-def knowing(inputs: Inputs, tokens: torch.Tensor, profile: Sequence[float]) -> OracleDrafter:
+def knowing(inputs: Inputs, tokens: torch.Tensor, profile: Sequence[float], depth: int = D) -> OracleDrafter:
     """Returns an oracle that knows what plain `generate` said to these prompts."""
     width = inputs["input_ids"].shape[1]
     rows = zip(inputs["input_ids"], inputs["attention_mask"].bool(), tokens[:, width:].tolist(), strict=True)
-    return OracleDrafter({tuple(ids[mask].tolist()): text for ids, mask, text in rows}, D, profile)
+    return OracleDrafter({tuple(ids[mask].tolist()): text for ids, mask, text in rows}, depth, profile)
 
 
 def check_stats(output: DCutOutput, new_tokens: int) -> None:
@@ -141,6 +141,19 @@ def test_one_request_is_cut_to_nothing_while_another_keeps_all(case: Case, kind:
     output = case.run(kind, 2, "torn oracle", 0.6)
     assert torch.equal(output.sequences, case.plain(kind, 2)[1])
     assert {(0, D), (D, 0)} <= {tuple(kept) for kept in output.stats.kept_depths}
+
+
+@pytest.mark.parametrize("rows", [3, 8, 17])
+@pytest.mark.parametrize("budget", [0.25, 0.5, 1.0])
+def test_blocks_of_sixteen(case: Case, rows: int, budget: float) -> None:
+    kind, depth = "llama" if rows == 8 else "qwen3", 15
+    inputs, tokens = case.plain(kind, rows)
+    for drafter in (random_dflash(case.model(kind), depth), knowing(inputs, tokens, PROFILES["torn oracle"], depth)):
+        output = generate(case.model(kind), inputs, drafter, budget)
+        assert torch.equal(output.sequences, tokens)
+    if budget < 1:
+        # Long tails, which attention takes apart from the rest.
+        assert any(min(kept) == 0 and max(kept) >= 6 for kept in output.stats.kept_depths)
 
 
 @pytest.mark.parametrize("kind", KINDS)

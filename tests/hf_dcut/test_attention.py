@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from hf_dcut import attention
-from hf_dcut.attention import PackedAttention, packed_attention
+from hf_dcut.attention import PackedAttention, best_width, packed_attention
 from hf_dcut.types import Packed
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
@@ -75,6 +77,9 @@ ROWS = {
     "prompts of several lengths": make_row([], [(0, 6), (0, 1), (0, 9)]),
     "prompts that begin mid-slot": make_row([], [(4, 5), (0, 2), (7, 1)]),
     "requests and prompts": make_row([(6, 2), (3, 5)], [(0, 4), (5, 6)]),
+    # On a CPU the tails of the long ones are attended to apart, lest they set the padding of all.
+    "a long request": make_row([(6, 1), (0, 2), (2, 30), (9, 1)], width=31),
+    "long requests and prompts": make_row([(3, 25), (0, 1), (5, 1), (2, 1), (7, 28)], [(0, 4), (5, 6)], width=31),
 }
 
 
@@ -91,8 +96,26 @@ def test_equals_the_loop(packed: Packed, window: int | None, poisoned_memory: No
         assert torch.allclose(out[0, row], expected, rtol=ULPS, atol=ULPS)
 
 
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
+def test_padding_takes_the_fewest_rows(counts: list[int]) -> None:
+    def rows(width: int) -> int:
+        total = 0
+        for count in counts:
+            total += width
+            if count > width:
+                total += 20 + count - width  # a piece of its own
+        return total
+
+    assert rows(best_width(counts)) == min(rows(width) for width in range(1, max(counts) + 1))
+
+
+def test_padding_by_hand() -> None:
+    assert [best_width(counts) for counts in ([2, 1, 1, 16], [16, 16, 15], [1], [40, 1])] == [2, 16, 1, 1]
+
+
 def test_layers_with_and_without_a_window_share_a_row() -> None:
-    packed = ROWS["requests and prompts"]
+    packed = ROWS["long requests and prompts"]
     query, key, value = random_states(packed)
     shared = PackedAttention(packed)
     for window in (4, None, 2, 4):

@@ -89,6 +89,18 @@ def test_slots_are_refilled_and_every_text_is_its_own(
     assert all(len(record.requests) <= slots for record in stats.records or [])
 
 
+@pytest.mark.parametrize("kind", ["prompt lookup", "oracle", "dflash"])
+def test_what_a_drafter_knows_of_a_request_moves_with_it(
+    model: PreTrainedModel, texts: list[list[int]], kind: str
+) -> None:
+    outcomes = []
+    for slots in (1, 3, 7):  # alone, and among others that finish before
+        requests = make_requests()
+        run(model, make_drafter(kind, model, texts), slots, requests, budget=1.0)
+        outcomes.append([(r.totals.steps, r.totals.kept, r.totals.accepted) for r in requests])
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
 def test_totals_of_requests_add_up_to_those_of_the_steps(model: PreTrainedModel, texts: list[list[int]]) -> None:
     requests = make_requests()
     _, stats = run(model, make_drafter("oracle", model, texts), 3, requests)

@@ -56,20 +56,20 @@ def test_worked_example(make_batch: Callable[..., Batch]) -> None:
 def test_prompts_follow_as_further_requests(make_batch: Callable[..., Batch]) -> None:
     chunks = [
         Chunk(torch.tensor([40, 41]), slot=3, first=6, rope=0, last=True),
-        Chunk(torch.tensor([50, 51, 52]), slot=4, first=12, rope=2, last=False),
+        Chunk(torch.tensor([50, 51, 52]), slot=5, first=12, rope=2, last=False),
     ]
     packed = join(example(make_batch), chunks)
     assert columns(packed)[8:] == [
         (40, 3, 6, 6, -1),
         (41, 3, 7, 7, -1),
-        (50, 4, 12, 14, -1),
-        (51, 4, 13, 15, -1),
-        (52, 4, 14, 16, -1),
+        (50, 5, 12, 14, -1),
+        (51, 5, 13, 15, -1),
+        (52, 5, 14, 16, -1),
     ]
     assert packed.start.tolist() == [0, 3, 4, 8, 10, 13]
     assert packed.used.tolist() == [7, 8, 6, 8, 15]
     assert packed.logit_rows.tolist() == [*range(8), 9], "of a prompt only its last token's logits are wanted"
-    assert (packed.decoding, packed.slots, packed.reach, packed.width) == (3, 5, 15, 4)
+    assert (packed.decoding, packed.slots, packed.reach, packed.width) == (3, 6, 15, 4)
 
 
 def test_without_prompts_the_row_stays_the_same(make_batch: Callable[..., Batch]) -> None:
