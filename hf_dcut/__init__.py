@@ -23,7 +23,8 @@ from hf_dcut.drafters import AutoDrafter
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
-from hf_dcut.generation import DCutOutput, disable, enable, generate
+from hf_dcut.generation import disable, enable, generate
+from hf_dcut.padded import DCutOutput
 from hf_dcut.processors import PerRequest
 from hf_dcut.stats import Stats, StepRecord
 from hf_dcut.streaming import BatchStreamer, Piece

@@ -74,7 +74,8 @@ class PackedAttention:
         inside = first + offset < end
         self.row = torch.where(inside, first + offset, first)
         self.query_cell = self.packed.cell[first] + offset  # [R, W]
-        self.place = inside.nonzero(as_tuple=True)
+        request, place = inside.nonzero(as_tuple=True)
+        self.place = request, place
         self.together = self.row[self.place]
 
     def _place_prompts(self, start: Tensor) -> None:

@@ -36,9 +36,9 @@ def noise(seed: Tensor, position: Tensor, purpose: Purpose, index: Tensor | int 
         purpose: what it is drawn for.
         index: int64, counts several numbers of one purpose at one position.
     """
-    index = torch.as_tensor(index, device=seed.device, dtype=torch.int64)
-    seed, position, index = torch.broadcast_tensors(seed, position, index)
-    counter = [position & _MASK, (position >> 32) & _MASK, torch.full_like(position, int(purpose)), index & _MASK]
+    counts = torch.as_tensor(index, device=seed.device, dtype=torch.int64)
+    seed, position, counts = torch.broadcast_tensors(seed, position, counts)
+    counter = [position & _MASK, (position >> 32) & _MASK, torch.full_like(position, int(purpose)), counts & _MASK]
     high, low, _, _ = _philox(counter, [seed & _MASK, (seed >> 32) & _MASK])
     bits = ((high >> 6) << 26) | (low >> 6)
     return (bits.double() + 0.5) * 2.0**-52

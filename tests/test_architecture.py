@@ -22,7 +22,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "graphs"),
     *("engine", "profiling", "assembly"),
-    *("options", "seeds", "streaming", "generation", "batching", "parallel"),
+    *("options", "seeds", "streaming", "padded", "decoding", "generation", "batching", "parallel"),
     "",
     *("bench", "cli", "app"),
 )

@@ -195,9 +195,6 @@ def test_a_saved_generation_config_keeps_its_dcut(
         {"max_length": 20, "max_new_tokens": None},
         {"max_new_tokens": None},
         {"prefill_chunk_size": 2},
-        {"eos_token_id": 23, "pad_token_id": 50},
-        {"eos_token_id": [23, 3, 40], "pad_token_id": 50},
-        {"eos_token_id": 23},
     ],
     ids=str,
 )
@@ -205,6 +202,18 @@ def test_equal_options(model: PreTrainedModel, inputs: Inputs, options: dict[str
     asked = {**GREEDY, **options}
     tokens = model.generate(**inputs, **asked, assistant_model=DRAFTER, dcut=0.5)
     assert torch.equal(tokens, model.generate(**inputs, **asked))
+
+
+@pytest.mark.parametrize("pad", [0, 50])
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_that_end_early_are_filled_up(
+    model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor, count: int, pad: int
+) -> None:
+    ends = expected[:count, inputs["input_ids"].shape[1] + 2].tolist()
+    options = {"eos_token_id": ends if count > 1 else ends[0], "pad_token_id": pad}
+    tokens = model.generate(**inputs, **GREEDY, **options, assistant_model=DRAFTER, dcut=0.5)
+    assert torch.equal(tokens, model.generate(**inputs, **GREEDY, **options))
+    assert tokens[0, -1] == pad
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.int32, None])
