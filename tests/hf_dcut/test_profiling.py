@@ -12,6 +12,7 @@ from hf_dcut.assembly import open_engine
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.profiling import kv_length_for, powers_of_two
 from hf_dcut.requests import Request
@@ -49,11 +50,15 @@ def test_a_table_that_is_handed_over_is_not_measured(tiny_llama: Callable[..., P
         assert (engine.stats.profile_seconds, set(table.seconds)) == (0.0, {0})
 
 
-@pytest.mark.parametrize("drafter", ["prompt lookup", "dflash"])
+@pytest.mark.parametrize("drafter", ["prompt lookup", "oracle", "dflash"])
 def test_nothing_of_it_reaches_the_requests(tiny_llama: Callable[..., PreTrainedModel], drafter: str) -> None:
     model, prompt = tiny_llama(eos_token_id=None), [5, 6, 7, 5, 6]
     shape = {"taps": [0, 2], "mask_token_id": 3, "block_size": 4, "layers": 1, "dtype": torch.float64}
-    own = PromptLookupDrafter(3) if drafter == "prompt lookup" else DFlashDrafter.random(model.config, **shape)
+    own = {
+        "prompt lookup": PromptLookupDrafter(3),
+        "oracle": OracleDrafter({tuple(prompt): [7] * 20}, 3),
+        "dflash": DFlashDrafter.random(model.config, **shape),
+    }[drafter]
     table = CostTable.from_rows({2: {0: 2.0, 2: 1.0, 8: 1.0}}, draft_tokens=3)
     runs = []
     for where in ("off", table):
@@ -66,3 +71,4 @@ def test_nothing_of_it_reaches_the_requests(tiny_llama: Callable[..., PreTrained
             assert engine.stats.records is not None
             runs.append((request.tokens, [r.drafted for r in engine.stats.records], engine.stats.accepted))
     assert runs[0] == runs[1]
+    assert sum(map(sum, runs[0][1])) > 0
