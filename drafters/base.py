@@ -22,8 +22,8 @@ class Drafter(ABC):
 
     Attributes:
         draft_tokens: D, how many tokens are proposed a step.
-        independent: whether each place's distribution is the same whatever is drawn at the others, as in a block drafter
-            that fills all masks at once. Only then can drafts be sampled and still be cut in the same step.
+        independent: whether each place's distribution is the same whatever is drawn at the others, as in a block
+            drafter that fills all masks at once. Only then can drafts be sampled and still be cut in the same step.
         taps: target layers (0-based decoder layer indices) whose output `observe` wants, in the order of the columns.
     """
 
