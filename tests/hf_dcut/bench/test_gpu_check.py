@@ -1,0 +1,37 @@
+"""The GPU check in small shapes, on whatever device there is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from hf_dcut.assembly import ATTENTION_PATH
+from hf_dcut.bench.gpu_check import gpu_check
+from hf_dcut.cli import main
+
+
+def test_small_shapes_pass_and_tell_the_path() -> None:
+    result = gpu_check(tiny=True)
+    assert json.loads(json.dumps(result)) == result
+    assert result["passed"]
+    assert result["attention"] == ATTENTION_PATH
+    models = {(entry["model"], entry["dtype"]) for entry in result["lossless"]}
+    assert models == {
+        (model, dtype)
+        for model in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+        for dtype in ("torch.float32", "torch.bfloat16")
+    }
+    for entry in result["lossless"]:
+        if entry["dtype"] == "torch.float32":
+            assert set(entry["equal_rows"].values()) == {entry["rows"]}
+    (rows,) = result["costs"]["seconds"].values()
+    # D = 3: the plain step, the anchors alone, and the four ratios of B (D + 1) positions.
+    assert {b: [int(t) for t in row] for b, row in rows.items()} == {"1": [0, 1, 2, 3, 4], "2": [0, 2, 4, 6, 8]}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machine without a GPU")
+def test_full_shapes_need_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu-check"]) == 2
+    assert "needs a CUDA device" in capsys.readouterr().err
