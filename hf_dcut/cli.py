@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         options.run(options)
-    except (ValueError, TypeError, FileNotFoundError, MemoryError) as error:
+    except (ValueError, TypeError, OSError, MemoryError) as error:
         print(f"hf-dcut {options.command}: {error}", file=sys.stderr)
         return 2
     return 0

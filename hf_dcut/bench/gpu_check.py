@@ -125,5 +125,8 @@ def _costs(device: torch.device, tiny: bool) -> dict[str, Any]:
         "shape": shape,
         "draft_tokens": block - 1,
         "dtype": str(dtype),
-        "seconds": {str(kv): {str(b): row for b, row in rows.items()} for kv, rows in table.seconds.items()},
+        "seconds": {
+            str(kv): {str(b): {str(t): s for t, s in row.items()} for b, row in rows.items()}
+            for kv, rows in table.seconds.items()
+        },
     }
