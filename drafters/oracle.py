@@ -69,6 +69,7 @@ class BoundOracle(BoundDrafter):
         token_history(self.read, committed)
 
     def propose(self, batch: Batch) -> Drafts:
+        """Returns what the target will say, with the profile's errors; no drafts after a prompt it does not know."""
         for row, length in enumerate(batch.length.tolist()):
             if not self.known[row]:
                 self._recognise(row, length)

@@ -54,6 +54,7 @@ class BoundPromptLookup(BoundDrafter):
         token_history(self.tokens, committed)
 
     def propose(self, batch: Batch) -> Drafts:
+        """Returns what followed the last occurrence of each request's suffix; no drafts where there is none."""
         text = self.tokens[: len(batch)]
         text[torch.arange(len(batch), device=text.device), batch.length] = batch.anchor
         end = batch.length + 1

@@ -23,6 +23,7 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.profiling import powers_of_two
 
 # Confidences of the oracle's blocks: some are easy, some hard. Chosen so that a block of 15 drafts commits 4 tokens on
 # average when all are verified.
@@ -88,8 +89,7 @@ def _compare(plan: Plan, model: PreTrainedModel, batches: Sequence[dict[str, Ten
     """Returns the methods' measurements at one batch size."""
     drafter = make_drafter(plan.drafter, model, batches, plan.max_new_tokens)
     longest = max(batch["input_ids"].shape[1] for batch in batches) + plan.max_new_tokens
-    sizes = [1 << k for k in range(size.bit_length())]
-    config = DCutConfig(cost_table=warmup(model, drafter, sizes, max_length=longest))
+    config = DCutConfig(cost_table=warmup(model, drafter, powers_of_two(size), max_length=longest))
     total = plan.rounds * len({"generate", *plan.methods})
     with tqdm(total=total, desc=f"B = {size}", unit="run", disable=None) as bar:
         return compare(model, batches, plan.methods, drafter, config, plan.max_new_tokens, plan.rounds, bar.update)
