@@ -3,12 +3,13 @@
 Every row is judged on its own prefix: the prompt with its left padding, the tokens so far, and the drafts before it.
 Processors are applied in three tiers, by what they look at:
 
-    scores alone   temperature, top-k, top-p, ..  \\ all rows of all requests that share the list go through each member
-    the text       penalties, bans, lengths, ..   /  at once, rejected ones too: `tiers.py`
-    anything else  grammars, the user's own, ..   from its first such member on a list is walked: row after row, one call
-                                                  each, going on only while the drafts are what was chosen and do not end
-                                                  the request, so that a processor with a state is called once for every
-                                                  committed token, in order, and never sees a rejected prefix
+    scores alone   temperature, top-k, ..       all rows of all requests that share the list go through each processor
+    the text       penalties, bans, lengths     at once, rejected ones too (`tiers.py`)
+
+    anything else  grammars, the user's own     walked, with all that is behind it on the list: row after row, one call
+                                                each, going on only while the drafts are what was chosen and the request
+                                                does not end, so that a processor with a state is called once for every
+                                                committed token, in order, and never sees a rejected prefix
 
 A draw takes one number keyed by the request's seed and the token's position, so it is the same however many drafts
 were verified along with it.
@@ -86,9 +87,8 @@ def draw(scores: Tensor, seed: Tensor, position: Tensor, purpose: Purpose = Purp
 
 def warp(request: Request, scores: Tensor) -> Tensor:
     """Returns scores float32 [n, V] under a request's processors, which must look at scores alone."""
-    processors = request.processors or ()
-    assert reads_scores_alone(processors) and not request.walked, "these processors need each row's own prefix"
-    return process(processors, scores)
+    assert not request.walked, "these processors need each row's own prefix"
+    return process(request.processors or (), scores)
 
 
 def _process(scores: Tensor, packed: Packed, asked: Sequence[Asked]) -> Tensor:

@@ -59,9 +59,7 @@ class Decoding:
         _refuse_extras(model_kwargs)
         drafter = _drafter(self.assistant, generation_config, self.config)
         prompts = prompts_of(input_ids, model_kwargs)
-        requests = self._requests(
-            prompts, input_ids.shape[1], generation_config, logits_processor, stopping_criteria
-        )
+        requests = self._requests(prompts, input_ids.shape[1], generation_config, logits_processor, stopping_criteria)
         _check_proposals(self.config, drafter, requests)
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
         records = bool(generation_config.return_dict_in_generate)

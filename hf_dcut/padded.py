@@ -87,7 +87,7 @@ def wants_logprobs(config: GenerationConfig, asked: bool | None) -> bool:
     """
     wanted = getattr(config, "output_logprobs", None) if asked is None else asked
     if wanted and not config.return_dict_in_generate:
-        raise ValueError("output_logprobs=True needs an output that can hold them: pass return_dict_in_generate=True too")
+        raise ValueError("output_logprobs=True needs an output to hold them: pass return_dict_in_generate=True too")
     return bool(wanted)
 
 

@@ -52,7 +52,7 @@ class PerRequest(LogitsProcessor):
         return self.factory(row)
 
     def __call__(self, input_ids: Tensor, scores: Any) -> Tensor:
-        """Returns processed scores float32 [B, V], or which rows end, bool [B]: plain `generate`'s way, all rows at once.
+        """Returns processed scores float32 [B, V], or which rows end, bool [B]: for all rows, as plain `generate` asks.
 
         Use a fresh `PerRequest` for every plain `generate`, since what the rows have stays in it.
 

@@ -103,16 +103,6 @@ SCORES_ONLY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tiny_llama: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-    return tiny_llama(eos_token_id=ENDS)
-
-
-@pytest.fixture(scope="module")
-def inputs(make_prompts: Callable[..., Inputs]) -> Inputs:
-    return make_prompts(ROWS, seed=4)
-
-
 def generate(model: PreTrainedModel, inputs: Inputs, **options: Any) -> Any:
     """Returns the output in full. Options are copied, since processors keep what they have seen."""
     records = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}

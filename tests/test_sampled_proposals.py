@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 from hf_dcut import DCutConfig, engine
 from hf_dcut.acceptance import accept
 from hf_dcut.choosing import choose
-from hf_dcut.drafters import BoundDrafter, DFlashDrafter, Drafter
+from hf_dcut.drafters import DFlashDrafter, Drafter
 from hf_dcut.drawing import draw_drafts
 from hf_dcut.engine import select
 from hf_dcut.graphs import ExactShapes
 from hf_dcut.requests import Request
-from hf_dcut.types import Batch, Committed, Drafts, Packed, Proposal, Verdict
+from hf_dcut.types import Batch, Drafts, Packed, Proposal, Verdict
 
 V, D, PROMPT = 8, 3, [3, 5, 4]
 ALPHA = 1e-4
@@ -125,43 +125,14 @@ def test_a_drafter_that_knows_half_the_vocabulary(
     assert chance(counts, law(model, 3, **options)) > ALPHA
 
 
-class OtherMinds(Drafter, BoundDrafter):
-    """Has a law for each place and each anchor, all unlike each other."""
-
-    draft_tokens, independent = D, True
-
-    def __init__(self) -> None:
-        self.table = 2 * torch.randn(V, D, V, generator=torch.Generator().manual_seed(0))
-
-    def check(self, target: torch.nn.Module) -> None: ...
-
-    def bind(self, target: torch.nn.Module, slots: int, length: int) -> BoundDrafter:
-        return self
-
-    def cell_bytes(self, target: torch.nn.Module) -> int:
-        return 0
-
-    def fingerprint(self) -> dict[str, object]:
-        return {}
-
-    def observe(self, committed: Committed) -> None: ...
-
-    def propose(self, batch: Batch) -> Drafts:
-        raise AssertionError("drafts are drawn")
-
-    def propose_logits(self, batch: Batch) -> tuple[torch.Tensor, None]:
-        return self.table[batch.anchor], None
-
-    def move(self, source: int, destination: int) -> None: ...
-
-    def free(self, slot: int) -> None: ...
-
-
 @pytest.mark.parametrize("budget", [0.4, 1.0])
 def test_places_with_laws_unlike_each_other(
-    model: PreTrainedModel, chance: Chance, fresh_seed: int, budget: float
+    model: PreTrainedModel, stub_drafter: Callable[..., Drafter], chance: Chance, fresh_seed: int, budget: float
 ) -> None:
-    counts, accepted = draws(model, OtherMinds(), fresh_seed, budget)
+    # A law for each place and each anchor.
+    table = 2 * torch.randn(V, D, V, generator=torch.Generator().manual_seed(0))
+    drafter = stub_drafter(D, logits=lambda batch: table[batch.anchor])
+    counts, accepted = draws(model, drafter, fresh_seed, budget)
     assert chance(counts, law(model, 3)) > ALPHA
     assert accepted > 1.2
 

@@ -142,10 +142,10 @@ def test_scores_and_logits_of_committed_tokens_are_kept_on_request(
     rows = [[0, 1], [4, 5], [8], []]
     assert [len(request.tokens) - had for request, had in zip(requests, [1, 1, 0, 0], strict=True)] == [2, 2, 1, 0]
     assert [[row.tolist() for row in request.scores] for request in requests] == [
-        [[2.0 * k, 2 * k + 0.5] for k in own] if scores else [] for own in rows
+        [[[2.0 * k, 2 * k + 0.5]] for k in own] if scores else [] for own in rows
     ]
     assert [[row.tolist() for row in request.logits] for request in requests] == [
-        [[float(k), k + 0.25] for k in own] if logits else [] for own in rows
+        [[[float(k), k + 0.25]] for k in own] if logits else [] for own in rows
     ]
     assert {row.dtype for request in requests for row in request.scores + request.logits} <= {torch.float32}
 
