@@ -31,7 +31,7 @@ class Decoding:
     keywords before these are looked at.
     """
 
-    def __init__(self, config: DCutConfig, assistant: object, seeds: Seeds, logprobs: bool | None, streamer: Any):
+    def __init__(self, config: DCutConfig, assistant: object, seeds: Seeds, logprobs: object, streamer: Any):
         self.config, self.assistant, self.seeds, self.streamer = config, assistant, seeds, streamer
         self.logprobs = logprobs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -79,13 +80,15 @@ def pad_of(config: GenerationConfig) -> int:
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
-def wants_logprobs(config: GenerationConfig, asked: bool | None) -> bool:
+def wants_logprobs(config: GenerationConfig, asked: object) -> bool:
     """Returns whether log-probabilities are to be kept: what the call says, else the config.
 
     Raises:
-        ValueError: they are, but a plain tensor is returned.
+        TypeError, ValueError: neither True nor False; or they are, but a plain tensor is returned.
     """
     wanted = getattr(config, "output_logprobs", None) if asked is None else asked
+    if not isinstance(wanted, (bool, NoneType)):
+        raise TypeError(f"output_logprobs={wanted!r}: give True or False")
     if wanted and not config.return_dict_in_generate:
         raise ValueError("output_logprobs=True needs an output to hold them: pass return_dict_in_generate=True too")
     return bool(wanted)

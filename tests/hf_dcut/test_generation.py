@@ -314,7 +314,7 @@ BAD_CALLS = {
     "a list": Bad(r"dcut=\[0.5\]: give True, a budget", {"dcut": [0.5]}, TypeError),
     "more than the block": Bad("draft_tokens=5: the drafter makes 4", {"dcut": {"budget": 0.5, "draft_tokens": 5}}),
     "too little memory": Bad(
-        r"3 slots of 21 cells take [\d.]+ MiB .* allowed by dcut max_cache_bytes: .* lower max_new_tokens",
+        r"3 slots of 21 cells take [\d.]+ KiB .* but 1000 bytes are allowed by dcut max_cache_bytes: .* lower max_new",
         {"dcut": {"budget": 0.5, "max_cache_bytes": 1000}},
         MemoryError,
     ),
