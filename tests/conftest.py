@@ -195,6 +195,8 @@ def chance(counts: torch.Tensor, law: torch.Tensor) -> float:
     expected, seen = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (expected, seen))
     if expected[-1] < 5:
         expected, seen = (torch.cat([x[:-2], x[-2:].sum()[None]]) for x in (expected, seen))
+    if len(expected) == 1:
+        return 1.0  # too few draws to tell any two outcomes apart
     statistic = ((seen - expected) ** 2 / expected).sum()
     return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2))
 
