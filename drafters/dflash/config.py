@@ -5,7 +5,7 @@ The fields are named as z-lab's format names them; `dialects.py` reads them from
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hf_dcut.drafters.checkpoint import parse_dtype
@@ -22,6 +22,8 @@ _NESTED = (
     *("attention_sink_bias", "attention_value_scale"),
     *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
 )
+# What it says even where it is as usual, so that nobody has to know what is.
+_ALWAYS = ("hidden_act", "attention_bias", "rope_scaling", "sliding_window", "layer_types")
 
 
 @dataclass(frozen=True)
@@ -117,22 +119,16 @@ class DFlashConfig:
 
     def to_dict(self) -> Values:
         """Returns the content of a config.json in z-lab's format."""
-        values = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
-        for name in ("partial_rotary_factor", "attention_value_scale", "output_multiplier"):
-            if values[name] == 1.0:
-                del values[name]
+        values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         nested = {name: values.pop(name) for name in _NESTED if name in values}
         second = self.conv_kernel_size is not None or self.selector_rank is not None
         return {
             "architectures": [ARCHITECTURE_2 if second else ARCHITECTURE],
             "model_type": "qwen3",
             "dflash_config": nested | {"target_layer_ids": list(self.target_layer_ids)},
-            **values,
-            "attention_bias": self.attention_bias,
-            **({} if self.is_causal is None else {"is_causal": self.is_causal}),
+            **{name: value for name, value in values.items() if name not in _ALWAYS},
+            **{name: getattr(self, name) for name in _ALWAYS},
             "layer_types": list(self.layer_types or [FULL] * self.num_hidden_layers),
-            "rope_scaling": self.rope_scaling,
-            "sliding_window": self.sliding_window,
             "tie_word_embeddings": False,
         }
 

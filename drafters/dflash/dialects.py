@@ -103,7 +103,8 @@ def _is_angelspec(values: Values) -> bool:
 
 
 def _is_mimo(values: Values) -> bool:
-    return section(values, "dflash_config").get("attention_value_scale") is not None
+    nested = section(values, "dflash_config")
+    return nested.get("use_swa") is not None and nested.get("attention_value_scale") is not None
 
 
 def _is_z_lab(values: Values) -> bool:
@@ -173,12 +174,6 @@ def _deepspec(values: Values) -> Values:
     return read_fields({**values, "is_causal": False}, {"sample_from_anchor": True, "input_embedding_scale": 1.0})
 
 
-def _mimo(values: Values) -> Values:
-    if flag(section(values, "dflash_config"), "use_swa") is None:
-        raise ValueError("config.json dflash_config.use_swa=None: a MiMo drafter says whether its window is in use")
-    return _z_lab(values)
-
-
 _CODEBOOKS = {
     f"candidate_selector.{side}_codebook.weight": f"candidate_selector.{side}_codebook"
     for side in ("predecessor", "successor")
@@ -197,7 +192,7 @@ DIALECTS = (
         {"context_proj.": "fc.", "context_norm.": "hidden_norm.", "final_norm.": "norm."},
     ),
     Dialect("DeepSpec", _named("Qwen3DSparkModel"), _deepspec),
-    Dialect("MiMo", _is_mimo, _mimo, needs={"mask_embedding": "mask_embedding.pt"}),
+    Dialect("MiMo", _is_mimo, _z_lab, needs={"mask_embedding": "mask_embedding.pt"}),
     Dialect("z-lab DFlash2", _named(ARCHITECTURE_2), _z_lab_2, _CODEBOOKS),
     Dialect("z-lab DFlash", _is_z_lab, _z_lab),
 )
