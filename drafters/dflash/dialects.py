@@ -160,9 +160,8 @@ def _muse(values: Values) -> Values:
     window = optional_count(values, "sliding_window")
     # Transformers' two-sided window holds the key that is `sliding_window` away; ours ends before it.
     window = None if window is None else window + 1
-    return read_fields(
-        {**values, "layer_types": types, "sliding_window": window, "is_causal": False}, {"input_embedding_scale": 1.0}
-    )
+    told = {"vocab_size": None, **values, "layer_types": types, "sliding_window": window, "is_causal": False}
+    return read_fields(told, {"input_embedding_scale": 1.0})
 
 
 def _angelspec(values: Values) -> Values:

@@ -65,9 +65,11 @@ def _shape(values: Values) -> Values:
     for key, ours, size in (("target_hidden_size", "hidden_size", hidden), ("v_head_dim", "head_dim", head_dim)):
         if values.get(key) not in (None, size):
             raise _unsupported(f"a {key} of its own", f"{key}={values[key]!r}, {ours}={size}")
-    optional = ("vocab_size", "num_target_layers", "draft_vocab_size", "max_position_embeddings")
+    optional = ("num_target_layers", "draft_vocab_size", "max_position_embeddings")
     return {
         **{key: optional_count(values, key) for key in optional},
+        # null is how a drafter that was never told the target's vocabulary says so.
+        "vocab_size": None if values.get("vocab_size", 0) is None else count(values, "vocab_size"),
         "hidden_size": hidden,
         "intermediate_size": count(values, "intermediate_size"),
         "num_hidden_layers": count(values, "num_hidden_layers"),
