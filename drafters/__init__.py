@@ -12,7 +12,7 @@ from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.dflash.config import is_dflash
 
-__all__ = ["DRAFTERS", "AutoDrafter", "BoundDrafter", "DFlashDrafter", "Drafter"]
+__all__ = ["DRAFTERS", "AutoDrafter", "BoundDrafter", "DFlashDrafter", "Drafter", "is_drafter"]
 
 # Kind of drafter -> its class.
 DRAFTERS: dict[str, type[Drafter]] = {"dflash": DFlashDrafter}
@@ -54,10 +54,14 @@ class AutoDrafter:
             TypeError: a model of a kind that is not known.
             ValueError: one that is known but not supported.
         """
-        config = checkpoint.config_of(module)
-        if is_dflash(config):
+        if is_drafter(module):
             return DFlashDrafter.from_module(module)
-        raise TypeError(f"{type(module).__name__} {_unknown(config)}")
+        raise TypeError(f"{type(module).__name__} {_unknown(checkpoint.config_of(module))}")
+
+
+def is_drafter(module: nn.Module) -> bool:
+    """Returns whether a loaded model is a drafter of a kind that is known, supported or not."""
+    return is_dflash(checkpoint.config_of(module))
 
 
 def _unknown(config: dict[str, Any]) -> str:

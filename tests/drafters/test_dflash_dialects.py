@@ -80,6 +80,14 @@ def test_there_is_a_fixture_for_every_format() -> None:
     assert formats == {dialect.name for dialect in DIALECTS}
 
 
+def test_the_documentation_has_every_family_and_format() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "drafters.md").read_text()
+    assert [dialect.name for dialect in DIALECTS if f"| {dialect.name} |" not in text] == []
+    for content in map(fixture, FIXTURES):
+        taps = ", ".join(map(str, content["expect"]["taps"]))
+        assert f"| {content['family']} | {content['expect']['block_size']} | {taps} |" in text
+
+
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_a_published_family_is_read(make_target: Any, tmp_path: Path, path: Path) -> None:
     content = fixture(path)
