@@ -1,6 +1,6 @@
 """What a drafter's folder or repository holds, and what is wrong with it: `hf-dcut inspect`.
 
-Only the config and the headers of the weights are read, so that a drafter of any size is looked at in no time.
+Of a folder only the config and the headers of the weights are read. A repository is downloaded first.
 """
 
 from __future__ import annotations

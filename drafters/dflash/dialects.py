@@ -78,8 +78,8 @@ def is_dflash(values: Values) -> bool:
 
 
 def _architecture(values: Values) -> str:
-    architectures = values.get("architectures") or [""]
-    return str(architectures[0])
+    architectures = values.get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list | tuple) and architectures else ""
 
 
 def _named(*architectures: str) -> Callable[[Values], bool]:

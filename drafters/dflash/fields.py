@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers.activations import ACT2FN
+
 from hf_dcut.drafters.dflash.lookup import (
     Values,
     count,
@@ -77,9 +79,16 @@ def _shape(values: Values) -> Values:
         "num_key_value_heads": count(values, "num_key_value_heads", heads),
         "head_dim": head_dim,
         "rms_norm_eps": positive(values, "rms_norm_eps"),
-        "hidden_act": values.get("hidden_act") or "silu",
+        "hidden_act": _activation(values),
         "dtype": values.get("dtype") or values.get("torch_dtype"),
     }
+
+
+def _activation(values: Values) -> str:
+    name = values.get("hidden_act") or "silu"
+    if not isinstance(name, str) or name not in ACT2FN:
+        raise ValueError(f"config.json hidden_act={name!r}: Transformers knows no activation of that name")
+    return name
 
 
 def _rope(values: Values) -> Values:
@@ -108,8 +117,13 @@ def _scaling(rope: Values) -> dict[str, Any] | None:
         positive(rope, key)
     if kind != "linear":
         count(rope, "original_max_position_embeddings")
-    elsewhere = ("rope_theta", "type", "partial_rotary_factor")
-    return {"rope_type": kind, **{k: v for k, v in rope.items() if k not in elsewhere and v is not None}}
+    elsewhere = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate")
+    # Transformers takes a zero for "not given".
+    numbers = {key: value for key, value in rope.items() if key not in elsewhere and value not in (None, 0)}
+    for key in numbers:
+        positive(numbers, key)
+    truncate = flag(rope, "truncate")
+    return {"rope_type": kind, **numbers, **({} if truncate is None else {"truncate": truncate})}
 
 
 def _attention(values: Values, inner: Values) -> Values:
@@ -144,6 +158,8 @@ def _layer_types(values: Values) -> tuple[str, ...] | None:
     types = values.get("layer_types")
     if types is None:
         return None
+    if not isinstance(types, list | tuple):
+        raise ValueError(f"config.json layer_types={types!r}: a list with one type a layer is needed")
     other = sorted({str(kind) for kind in types} - {"full_attention", "sliding_attention"})
     if other:
         raise _unsupported(f"the layer type {', '.join(other)}", f"layer_types={types!r}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
 from hf_dcut.drafters import AutoDrafter
 from hf_dcut.drafters.dflash import DFlashConfig, DFlashDrafter, DFlashModel
 from hf_dcut.drafters.dflash.dialects import DIALECTS, find
+from hf_dcut.drafters.dflash.rope import Rope
 from hf_dcut.types import Batch, Committed, Drafts
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.json"))
@@ -128,6 +130,33 @@ def fitting_target(make_target: Any, config: DFlashConfig) -> PreTrainedModel:
         num_key_value_heads=1,
         head_dim=4,
     )
+
+
+ODD = (None, -1, 0, 3, 1.5, float("nan"), "x", "", [], [1], ["x"], {}, {"a": 1}, {"rope_type": 3}, True)
+
+
+def places(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields every object inside a config, with each of its keys."""
+    for key, value in values.items():
+        yield values, key
+        if isinstance(value, dict):
+            yield from places(value)
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_a_broken_config_is_a_value_error_or_works(path: Path) -> None:
+    values = fixture(path)["config"]
+    for place, key in list(places(values)):
+        whole = place[key]
+        for odd in ODD:
+            place[key] = odd
+            with suppress(ValueError):
+                config = DFlashConfig.from_dict(values)
+                # What is accepted can be built.
+                Rope(config, torch.float32, "cpu")
+                with torch.device("meta"):
+                    DFlashModel(replace(config, num_hidden_layers=1, layer_types=None))
+        place[key] = whole
 
 
 def test_one_rope_per_config_is_what_the_config_says() -> None:
