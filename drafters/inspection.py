@@ -76,14 +76,18 @@ def inspect(
     facts = {"format": dialect.name, "target": _target(config, values), **_facts(config)}
     problems = [] if goal is None else fitting.config_faults(config, goal)
     try:
-        shapes = {
-            ours: shape for ours, shape in dialect.rename(checkpoint.read_shapes(folder)).items() if ours != "t2d"
-        }
+        shapes = _drafting(dialect.rename(checkpoint.read_shapes(folder)), config)
     except (FileNotFoundError, ValueError) as error:
         return Inspection(os.fspath(name), facts, (*problems, str(error)), tuple(fitting.notes(config)))
     facts["parameters"] = _parameters(config, shapes)
     problems += _weight_problems(dialect, config, shapes, folder)
     return Inspection(os.fspath(name), facts, tuple(problems), tuple(fitting.notes(config)))
+
+
+def _drafting(shapes: Shapes, config: DFlashConfig) -> Shapes:
+    """Returns the shapes without maps that no model holds, as when the weights are read."""
+    whole = config.draft_vocab_size is None and shapes.get("d2t") == (config.vocab_size,)
+    return {name: shape for name, shape in shapes.items() if name != "t2d" and not (whole and name == "d2t")}
 
 
 def _weight_problems(dialect: Dialect, config: DFlashConfig, shapes: Shapes, folder: Path) -> list[str]:

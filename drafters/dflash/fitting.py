@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hf_dcut.drafters.dflash.model import DFlashModel
 
-# Drafters of Qwen3 that know answers without thinking only (z-lab/dflash, issue 133): hidden size, target's layers.
+# Drafters of Qwen3 that know answers without thinking only (z-lab/dflash#133): hidden size, target's layers.
 _WITHOUT_THINKING = {(2560, 36), (4096, 36)}
 _QWEN3_MASK = 151669
 

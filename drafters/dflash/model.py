@@ -192,18 +192,12 @@ class DFlashModel(nn.Module):
         """
         dialect, config = find(values), DFlashConfig.from_dict(values)
         found = dialect.rename(tensors)
-        mask = found.pop("t2d", None)
-        if config.draft_vocab_size is None and mask is not None and bool(mask.all()):
-            # Maps of a whole vocabulary onto itself, which some formats write all the same.
-            found.pop("d2t", None)
-            mask = None
+        t2d = weights.take_maps(found, config)
         with torch.device("meta"):
             model = cls(config, weights.own_parts(found))
-        faults = [
-            *weights.shape_faults(_shapes(model.state_dict()), _shapes(found)),
-            *weights.needed_faults(dialect, found),
-        ]
-        faults = faults or weights.draft_vocabulary_faults(config, found.get("d2t"), mask)
+        faults = weights.shape_faults(_shapes(model.state_dict()), _shapes(found))
+        faults += weights.needed_faults(dialect, found)
+        faults = faults or weights.draft_vocabulary_faults(config, found.get("d2t"), t2d)
         if faults:
             raise ValueError(f"{where} do not fit their config.json. {'; '.join(faults)}. Download them again")
         if dtype == "auto":

@@ -19,6 +19,19 @@ def own_parts(names: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(part for part, name in OWN.items() if name in names)
 
 
+def take_maps(found: dict[str, Tensor], config: DFlashConfig) -> Tensor | None:
+    """Takes out what no model holds: t2d, which is returned, and maps of a whole vocabulary onto itself.
+
+    Some formats write the latter though they draft from all tokens.
+    """
+    t2d, d2t = found.pop("t2d", None), found.get("d2t")
+    if config.draft_vocab_size is not None:
+        return t2d
+    if d2t is not None and not d2t.any():
+        del found["d2t"]
+    return None if t2d is not None and bool(t2d.all()) else t2d
+
+
 def shape_faults(wanted: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]]) -> list[str]:
     """Returns what is missing, unexpected or of another shape, one line each kind; empty when all fits.
 

@@ -136,6 +136,15 @@ def test_an_own_table_without_a_vocabulary_is_a_problem(folder: Path) -> None:
     assert "vocab_size=None: a drafter with a vocabulary of its own" in inspect(folder).problems[0]
 
 
+def test_maps_of_a_whole_vocabulary_are_no_problem(make_target: Any, make_drafter: Any, tmp_path: Path) -> None:
+    make_drafter(make_target("llama")).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    maps = {"d2t": torch.zeros(101, dtype=torch.int64), "t2d": torch.ones(101, dtype=torch.bool)}
+    save_file(load_file(path) | maps, path)
+    assert not inspect(tmp_path).problems
+    AutoDrafter.from_pretrained(tmp_path)
+
+
 def test_nothing_to_inspect_is_status_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "/no/such/folder"]) == 2
     assert main(["inspect", str(folder), "--target", "/no/such/target"]) == 2
