@@ -8,18 +8,18 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from hf_dcut.assembly import open_engine
-from hf_dcut.choosing import reads_scores_alone
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters import AutoDrafter, is_drafter
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.options import check_options
-from hf_dcut.padded import DCutOutput, output_of, pad_of, prompts_of
-from hf_dcut.processors import Given, criteria_of, processors_of
+from hf_dcut.padded import DCutOutput, output_of, pad_of, prompts_of, wants_logprobs
+from hf_dcut.processors import criteria_of, processors_of
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
 from hf_dcut.streaming import check_streamer, listeners
 from hf_dcut.target import check_model
+from hf_dcut.tiers import reads_scores_alone
 
 # What `generate` prepares for every decoder-only model and we either use or rebuild.
 _PREPARED = {"attention_mask", "position_ids", "cache", "logits_to_keep", "use_cache"}
@@ -32,8 +32,9 @@ class Decoding:
     keywords before these are looked at.
     """
 
-    def __init__(self, config: DCutConfig, assistant: object, seeds: Seeds, given: Given, streamer: Any):
-        self.config, self.assistant, self.seeds, self.given, self.streamer = config, assistant, seeds, given, streamer
+    def __init__(self, config: DCutConfig, assistant: object, seeds: Seeds, logprobs: object, streamer: Any):
+        self.config, self.assistant, self.seeds, self.streamer = config, assistant, seeds, streamer
+        self.logprobs = logprobs
 
     def __call__(
         self,
@@ -58,9 +59,8 @@ class Decoding:
         check_streamer(self.streamer, len(input_ids))
         _refuse_extras(model_kwargs)
         drafter = _drafter(self.assistant, generation_config, self.config)
-        prompts, mask = prompts_of(input_ids, model_kwargs), model_kwargs.get("attention_mask")
-        processors = processors_of(model, generation_config, logits_processor, self.given, input_ids, mask)
-        requests = self._requests(prompts, input_ids.shape[1], generation_config, processors, stopping_criteria)
+        prompts = prompts_of(input_ids, model_kwargs)
+        requests = self._requests(prompts, input_ids.shape[1], generation_config, logits_processor, stopping_criteria)
         _check_proposals(self.config, drafter, requests)
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
         records = bool(generation_config.return_dict_in_generate)
@@ -79,7 +79,7 @@ class Decoding:
         prompts: list[list[int]],
         width: int,
         config: GenerationConfig,
-        processors: list[LogitsProcessorList],
+        prepared: LogitsProcessorList,
         criteria: StoppingCriteriaList,
     ) -> list[Request]:
         """Returns one request a row.
@@ -88,10 +88,11 @@ class Decoding:
             prompts: token ids of each row, without padding.
             width: P, of the padded rows.
             config: final.
-            processors: of each row.
-            criteria: of all.
+            prepared, criteria: of the whole batch.
         """
-        asked, ends, longest = criteria_of(criteria)
+        processors, walked = processors_of(prepared, len(prompts))
+        asked, ends, longest = criteria_of(criteria, len(prompts))
+        in_full, logprobs = bool(config.return_dict_in_generate), wants_logprobs(config, self.logprobs)
         seeds = self.seeds.draw(len(prompts)) if config.do_sample else [0] * len(prompts)
         return [
             Request(
@@ -105,11 +106,13 @@ class Decoding:
                 generation_config=config,
                 pad=pad_of(config),
                 samples=bool(config.do_sample),
-                processors=processors[row],
-                walks=not reads_scores_alone(processors[row]),
-                criteria=asked,
-                keeps_scores=bool(config.return_dict_in_generate and config.output_scores),
-                keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
+                processors=processors,
+                row=row,
+                walked=walked[row],
+                criteria=asked[row],
+                keeps_scores=in_full and bool(config.output_scores),
+                keeps_logits=in_full and bool(config.output_logits),
+                keeps_logprobs=logprobs,
             )
             for row, prompt in enumerate(prompts)
         ]
@@ -148,11 +151,12 @@ def _check_proposals(config: DCutConfig, drafter: Drafter | None, requests: list
             f"dcut proposals='sampled' needs a drafter whose places do not depend on each other's draws, such as "
             f"DFlash, and this is a {type(drafter).__name__}: leave proposals at 'greedy'"
         )
-    walked = {type(p).__name__ for request in requests if request.walks for p in request.processors or ()}
-    if walked:
+    processors = {*(requests[0].processors or ()), *(requests[0].walked or ())}
+    others = sorted({type(p).__name__ for p in processors if not reads_scores_alone([p])})
+    if others:
         raise ValueError(
             f"dcut proposals='sampled' warps drafts by the processors too, which must look at scores alone, and these "
-            f"are {', '.join(sorted(walked))}: leave proposals at 'greedy'"
+            f"do not: {', '.join(others)}. Leave proposals at 'greedy'"
         )
 
 

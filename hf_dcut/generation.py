@@ -22,7 +22,6 @@ from hf_dcut.decoding import Decoding
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.options import check_option, check_parameters
 from hf_dcut.padded import DCutOutput
-from hf_dcut.processors import Given
 from hf_dcut.seeds import Seeds
 
 _upstream = GenerationMixin.generate
@@ -94,10 +93,10 @@ def _redirect(model: PreTrainedModel, named: dict[str, Any], dcut: Any, streamer
     check_parameters({**named, **options})
     config, assistant = DCutConfig.of(dcut), named.pop("assistant_model", None)
     seeds = Seeds(options.pop("seed", None), options.pop("generator", None))
-    given = Given(named.get("logits_processor"), named.get("prefix_allowed_tokens_fn"))
+    logprobs = options.pop("output_logprobs", None)
     _take_stop_strings(model, named, options)
     _check_early(model, named, options)
-    return {**named, **options, "custom_generate": Decoding(config, assistant, seeds, given, streamer)}
+    return {**named, **options, "custom_generate": Decoding(config, assistant, seeds, logprobs, streamer)}
 
 
 def _check_early(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:
