@@ -21,7 +21,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("cache", "attention", "noise", "requests"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "graphs"),
-    *("engine", "profiling", "assembly"),
+    *("drafting", "scheduling", "engine", "profiling", "assembly"),
     *("options", "seeds", "streaming", "padded", "decoding", "generation", "batching", "parallel"),
     "",
     *("bench", "cli", "app"),
