@@ -81,9 +81,7 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal
     return Choice(token, processed)
 
 
-def _choose_together(
-    group: Sequence[tuple[Request, slice]], packed: Packed, processed: Tensor, token: Tensor
-) -> None:
+def _choose_together(group: Sequence[tuple[Request, slice]], packed: Packed, processed: Tensor, token: Tensor) -> None:
     """Fills in `processed` and `token` of requests that share processors which look at scores alone.
 
     Where that fails they are taken one by one, which no such processor notices, so that only the culprit fails.

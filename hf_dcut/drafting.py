@@ -106,7 +106,9 @@ class Drafting:
                 raise
             self.drafter = None
             what = f"{type(error).__name__}: {error}"
-            self._warn(f"the drafter failed to {verb} ({what}): decoding plainly from here, the output stays the target's")
+            self._warn(
+                f"the drafter failed to {verb} ({what}): decoding plainly from here, the output stays the target's"
+            )
 
     def _warn(self, message: str) -> None:
         if not self._warned:

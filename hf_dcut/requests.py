@@ -6,6 +6,7 @@ without asking the device.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 # What the code of a user's processors and criteria raises when something is wrong with one request. Interrupts, a full
 # memory and a broken machine are not among them.
-_OWN_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+OWN_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class Request:
         keeps_scores, keeps_logits: whether `scores`, `logits` are kept, float32 [V] a generated token.
         listener: called with the tokens of each step, and whether they end the request.
         priority: who waits with a higher one is admitted first.
+        name: its key in a batch job.
+        created, admitted: when it was made and when it first got a slot, by `time.perf_counter`.
         isolated: whether what its processors and criteria raise ends this request alone, and not the call.
         slot: where its K/V are; -1 while it waits.
         arrival: its number among those who ever waited.
@@ -87,6 +90,9 @@ class Request:
     keeps_logits: bool = False
     listener: Callable[[Sequence[int], bool], None] | None = None
     priority: int = 0
+    name: str = ""
+    created: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
     isolated: bool = False
     slot: int = -1
     arrival: int = -1
@@ -115,6 +121,11 @@ class Request:
         return self.read + max(0, len(self.tokens) - 1 - self.resumed)
 
     @property
+    def reach(self) -> int:
+        """Tokens of the prompt and of the longest answer."""
+        return len(self.prompt) + self.max_new_tokens
+
+    @property
     def room(self) -> int:
         """Drafts that could still be committed: a step commits its drafts and one token more."""
         return self.max_new_tokens - len(self.tokens) - 1
@@ -135,7 +146,7 @@ class Request:
             yield
         except torch.OutOfMemoryError:
             raise
-        except _OWN_FAULTS as error:
+        except OWN_FAULTS as error:
             if not self.isolated:
                 raise
             self.finish_reason, self.error = "error", error

@@ -8,6 +8,7 @@ gets at least one token a step, and no step is longer than one of B (D+1) + `lim
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Collection, Sequence
 
@@ -54,6 +55,7 @@ class Roster:
         first = [r for i, r in enumerate(admitted) if all(r.prompt != other.prompt for other in admitted[:i])]
         for request in [*first, *(r for r in admitted if r not in first)]:
             request.slot = len(self.live)
+            request.admitted = request.admitted or time.perf_counter()
             self.live.append(request)
 
     def release(self, leaving: Collection[Request]) -> list[tuple[int, int]]:
