@@ -23,7 +23,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("drawing", "processors", "stats", "skipping", "graphs"),
     *("drafting", "scheduling", "engine", "profiling", "memory", "assembly"),
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
-    *("intake", "batching", "manager", "parallel"),
+    *("batch_records", "intake", "batching", "manager", "parallel"),
     "",
     *("bench", "cli", "app"),
 )
