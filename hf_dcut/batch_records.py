@@ -79,6 +79,7 @@ def result_of(request: Request) -> BatchResult:
         request_id=request.name,
         prompt_ids=request.prompt,
         generated_tokens=request.tokens,
+        logprobs=request.logprobs,
         error=None if request.error is None else describe(request.error),
         status=RequestStatus.FINISHED if request.error is None else RequestStatus.FAILED,
         created_time=request.created,

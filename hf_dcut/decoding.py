@@ -13,11 +13,11 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.padded import DCutOutput, output_of
 from hf_dcut.preparing import Preparing
-from hf_dcut.processors import Given
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
 from hf_dcut.stats import Stats
 from hf_dcut.streaming import check_streamer, listeners
+from hf_dcut.tiers import reads_scores_alone
 
 
 class Decoding:
@@ -27,8 +27,9 @@ class Decoding:
     keywords before these are looked at.
     """
 
-    def __init__(self, config: DCutConfig, assistant: object, seeds: Seeds, given: Given, streamer: Any):
-        self.config, self.assistant, self.seeds, self.given, self.streamer = config, assistant, seeds, given, streamer
+    def __init__(self, config: DCutConfig, assistant: object, seeds: Seeds, logprobs: object, streamer: Any):
+        self.config, self.assistant, self.streamer = config, assistant, streamer
+        self.prepare = Preparing(seeds, logprobs)
 
     def __call__(
         self,
@@ -50,8 +51,9 @@ class Decoding:
         """
         check_streamer(self.streamer, len(input_ids))
         drafter = drafter_for(self.assistant, generation_config, self.config)
-        prepare = Preparing(self.seeds, self.given)
-        requests = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        requests = self.prepare(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+        )
         for request, listener in zip(requests, listeners(self.streamer, input_ids), strict=True):
             check_proposals(self.config, drafter, request)
             request.listener = listener
@@ -94,9 +96,10 @@ def check_proposals(config: DCutConfig, drafter: Drafter | None, request: Reques
             f"dcut proposals='sampled' needs a drafter whose places do not depend on each other's draws, such as "
             f"DFlash, and this is a {type(drafter).__name__}: leave proposals at 'greedy'"
         )
-    if request.walks:
-        walked = {type(processor).__name__ for processor in request.processors or ()}
+    processors = {*(request.processors or ()), *(request.walked or ())}
+    others = sorted({type(p).__name__ for p in processors if not reads_scores_alone([p])})
+    if others:
         raise ValueError(
             f"dcut proposals='sampled' warps drafts by the processors too, which must look at scores alone, and these "
-            f"are {', '.join(sorted(walked))}: leave proposals at 'greedy'"
+            f"do not: {', '.join(others)}. Leave proposals at 'greedy'"
         )

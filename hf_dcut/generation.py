@@ -23,7 +23,6 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.options import check_option, check_parameters
 from hf_dcut.padded import DCutOutput
 from hf_dcut.preparing import Preparing
-from hf_dcut.processors import Given
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
 
@@ -59,8 +58,8 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
     assistant, streamer = named.pop("assistant_model", None), named.pop("streamer", None)
     try:
         config = DCutConfig.of(dcut)
-        arguments, seeds, given = _redirect(model, named)
-        method = Decoding(config, assistant, seeds, given, streamer)
+        arguments, seeds, logprobs = _redirect(model, named)
+        method = Decoding(config, assistant, seeds, logprobs, streamer)
         return _upstream(model, **{**arguments, "custom_generate": method})
     finally:
         if streamer is not None:
@@ -77,8 +76,8 @@ def prepare(model: PreTrainedModel, *args: Any, **kwargs: Any) -> list[Request]:
     Raises:
         ValueError, TypeError: something that dcut does not do, named.
     """
-    arguments, seeds, given = _redirect(model, _named(model, args, kwargs))
-    return _upstream(model, **{**arguments, "custom_generate": Preparing(seeds, given)})
+    arguments, seeds, logprobs = _redirect(model, _named(model, args, kwargs))
+    return _upstream(model, **{**arguments, "custom_generate": Preparing(seeds, logprobs)})
 
 
 @functools.wraps(_upstream)
@@ -105,7 +104,7 @@ def _named(model: PreTrainedModel, args: Any, kwargs: Any) -> dict[str, Any]:
     return named
 
 
-def _redirect(model: PreTrainedModel, named: dict[str, Any]) -> tuple[dict[str, Any], Seeds, Given]:
+def _redirect(model: PreTrainedModel, named: dict[str, Any]) -> tuple[dict[str, Any], Seeds, object]:
     """Returns the arguments for the original `generate`, and what it would drop on the way to a decoding method.
 
     Args:
@@ -115,10 +114,10 @@ def _redirect(model: PreTrainedModel, named: dict[str, Any]) -> tuple[dict[str, 
     options = named.pop("kwargs", {})
     check_parameters({**named, **options})
     seeds = Seeds(options.pop("seed", None), options.pop("generator", None))
-    given = Given(named.get("logits_processor"), named.get("prefix_allowed_tokens_fn"))
+    logprobs = options.pop("output_logprobs", None)
     _take_stop_strings(model, named, options)
     _check_early(model, named, options)
-    return {**named, **options}, seeds, given
+    return {**named, **options}, seeds, logprobs
 
 
 def _check_early(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -30,10 +30,13 @@ from hf_dcut.decoding import check_proposals, drafter_for
 from hf_dcut.engine import Engine
 from hf_dcut.generation import prepare
 from hf_dcut.memory import fitting_length
-from hf_dcut.processors import AllowedTokens, own_processor
+from hf_dcut.processors import own_copies
 from hf_dcut.requests import OWN_FAULTS, Request
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target, check_length
+from hf_dcut.tiers import reads_scores_alone
+
+AllowedTokens = Callable[[int, Tensor], list[int]]
 
 
 class Intake:
@@ -48,6 +51,7 @@ class Intake:
         seed: of sampling: the n-th sequence takes seed + n; from torch's global state when None.
         tokenizer: needed by stop strings.
         logits_processor, stopping_criteria, prefix_allowed_tokens_fn: as for `generate`.
+        output_logprobs: whether results hold the log-probability of each token.
         options: fields of `GenerationConfig`, as for `generate`.
 
     Raises:
@@ -68,17 +72,20 @@ class Intake:
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
         prefix_allowed_tokens_fn: AllowedTokens | None = None,
+        output_logprobs: bool = False,
         **options: Any,
     ):
         check_count("max_batch_size", max_batch_size)
         if max_length is not None:
             check_count("max_length", max_length)
+        if not isinstance(output_logprobs, bool):
+            raise TypeError(f"output_logprobs={output_logprobs!r}: give True or False")
         if seed is not None and type(seed) is not int:
             raise TypeError(f"seed={seed!r}: give an integer or None")
         self.model, self.generation_config, self.options = model, generation_config, options
         self.tokenizer, self.seed, self.max_batch_size, self.max_length = tokenizer, seed, max_batch_size, max_length
         self.processors, self.criteria = list(logits_processor or ()), list(stopping_criteria or ())
-        self.allowed = prefix_allowed_tokens_fn
+        self.allowed, self.logprobs = prefix_allowed_tokens_fn, output_logprobs
         self.config = DCutConfig.of(dcut)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         # Requests with equal options share processors that look at scores alone, which then run on all rows at once.
@@ -135,7 +142,7 @@ class Intake:
             request = self._prepare(one, self._seed(one, row, child), number, row)
             self._check(request, one)
             request.id, request.name = row, f"{name}{CHILD}{child - 1}" if child else name
-            request.isolated, request.priority = True, one.priority
+            request.isolated, request.priority, request.keeps_logprobs = True, one.priority, self.logprobs
             requests.append(request)
         return requests
 
@@ -153,17 +160,20 @@ class Intake:
             number: of the input; -1 for a trial, which leaves out the user's own processors.
             row: of the sequence, as if all inputs were one batch.
         """
-        ids, alone = checked_ids(given.input_ids, self.vocabulary), self._answers(given) == 1
+        ids = checked_ids(given.input_ids, self.vocabulary)
         config = copy.copy(given.generation_config or self.generation_config)
         options = dict(self.options) if given.generation_config is None else {}
         if config is not None:
             config.num_return_sequences = 1
         if config is None or "num_return_sequences" in options:
             options["num_return_sequences"] = 1
-        processors, allowed = LogitsProcessorList(), None
+        processors, criteria, allowed = LogitsProcessorList(), StoppingCriteriaList(), None
         if number >= 0:
-            processors += [own_processor(p, row) for p in self.processors]
-            processors += [own_processor(p, row, alone) for p in given.logits_processor or ()]
+            alone = self._answers(given) == 1
+            processors += own_copies(self.processors, row, "logits_processor")
+            processors += own_copies(given.logits_processor or (), row, "logits_processor", alone)
+            criteria += own_copies(self.criteria, row, "stopping_criteria")
+            criteria += own_copies(given.stopping_criteria or (), row, "stopping_criteria", alone)
             allowed = None if self.allowed is None else partial(_numbered, self.allowed, number)
         inputs = torch.tensor([ids], device=self.model.get_input_embeddings().weight.device)
         (request,) = prepare(
@@ -172,13 +182,13 @@ class Intake:
             attention_mask=torch.ones_like(inputs),
             generation_config=config,
             logits_processor=processors,
-            stopping_criteria=StoppingCriteriaList([*self.criteria, *(given.stopping_criteria or ())]),
+            stopping_criteria=criteria,
             prefix_allowed_tokens_fn=allowed,
             tokenizer=self.tokenizer,
             seed=seed,
             **options,
         )
-        if not request.walks and given.logits_processor is None:
+        if given.logits_processor is None and reads_scores_alone(request.processors or ()):
             key = "" if given.generation_config is None else given.generation_config.to_json_string()
             request.processors = self._shared.setdefault(key, request.processors)
         return request

@@ -22,13 +22,13 @@ def check_memory(target: Target, drafter: Drafter | None, slots: int, length: in
     own = cache_bytes(target.shapes, slots, length, target.dtype)
     drafts = drafter.cell_bytes(target.model) * slots * length if drafter else 0
     free = _free_bytes(target.device) if limit is None else limit
-    size = f"{slots} slots of {length} cells take {_mib(own)} for the target and {_mib(drafts)} for the drafter"
+    told = f"{slots} slots of {length} cells take {size(own)} for the target and {size(drafts)} for the drafter"
     if own + drafts > free:
         source = "free on " + str(target.device) if limit is None else "allowed by dcut max_cache_bytes"
         raise MemoryError(
-            f"{size}, but {_mib(free)} are {source}: generate for fewer requests at once or lower max_new_tokens"
+            f"{told}, but {size(free)} are {source}: generate for fewer requests at once or lower max_new_tokens"
         )
-    logger.info("%s", size)
+    logger.info("%s", told)
 
 
 def fitting_slots(target: Target, drafter: Drafter | None, slots: int, length: int, limit: int | None) -> int:
@@ -69,5 +69,9 @@ def _free_bytes(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def size(count: int) -> str:
+    """Returns a number of bytes in a unit of which there is at least one."""
+    if count < 1024:
+        return f"{count} bytes"
+    unit = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**unit:,.1f} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"

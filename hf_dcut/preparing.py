@@ -7,10 +7,9 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from hf_dcut.choosing import reads_scores_alone
 from hf_dcut.options import check_options
-from hf_dcut.padded import pad_of, prompts_of
-from hf_dcut.processors import Given, criteria_of, processors_of
+from hf_dcut.padded import pad_of, prompts_of, wants_logprobs
+from hf_dcut.processors import criteria_of, processors_of
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
 from hf_dcut.target import check_model
@@ -27,11 +26,11 @@ class Preparing:
 
     Args:
         seeds: where seeds come from.
-        given: the user's own processors.
+        logprobs: whether log-probabilities are kept; what the config says when None.
     """
 
-    def __init__(self, seeds: Seeds, given: Given):
-        self.seeds, self.given = seeds, given
+    def __init__(self, seeds: Seeds, logprobs: object):
+        self.seeds, self.logprobs = seeds, logprobs
 
     def __call__(
         self,
@@ -58,9 +57,10 @@ class Preparing:
         check_options(config)
         check_model(model)
         _refuse_extras(model_kwargs)
-        prompts, mask = prompts_of(input_ids, model_kwargs), model_kwargs.get("attention_mask")
-        processors = processors_of(model, config, logits_processor, self.given, input_ids, mask)
-        asked, ends, longest = criteria_of(stopping_criteria)
+        prompts = prompts_of(input_ids, model_kwargs)
+        processors, walked = processors_of(logits_processor, len(prompts))
+        asked, ends, longest = criteria_of(stopping_criteria, len(prompts))
+        in_full, logprobs = bool(config.return_dict_in_generate), wants_logprobs(config, self.logprobs)
         seeds = self.seeds.draw(len(prompts)) if config.do_sample else [0] * len(prompts)
         return [
             Request(
@@ -74,11 +74,13 @@ class Preparing:
                 generation_config=config,
                 pad=pad_of(config),
                 samples=bool(config.do_sample),
-                processors=processors[row],
-                walks=not reads_scores_alone(processors[row]),
-                criteria=asked,
-                keeps_scores=bool(config.return_dict_in_generate and config.output_scores),
-                keeps_logits=bool(config.return_dict_in_generate and config.output_logits),
+                processors=processors,
+                row=row,
+                walked=walked[row],
+                criteria=asked[row],
+                keeps_scores=in_full and bool(config.output_scores),
+                keeps_logits=in_full and bool(config.output_logits),
+                keeps_logprobs=logprobs,
             )
             for row, prompt in enumerate(prompts)
         ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hf_dcut.text import Text
 from hf_dcut.types import Batch
 
 if TYPE_CHECKING:
@@ -54,10 +55,12 @@ class Request:
         generation_config: the request's own options.
         pad: id that stood in the left padding.
         samples: whether tokens are drawn; else the likeliest is taken.
-        processors: applied to the logits before that.
-        walks: whether the processors look at ids or keep a state, so that rows must come one by one, in order.
+        processors: applied to the logits before that, all rows at once, by requests that share the list (`tiers.py`).
+        row: which row of their batch those processors take the request for.
+        walked: applied after them, for this request alone, one row after the other: grammars and the like.
         criteria: what else than an end token or the length ends the request.
-        keeps_scores, keeps_logits: whether `scores`, `logits` are kept, float32 [V] a generated token.
+        keeps_scores, keeps_logits: whether `scores`, `logits` are kept, float32 [1, V] a generated token.
+        keeps_logprobs: whether `logprobs` are kept.
         listener: called with the tokens of each step, and whether they end the request.
         priority: who waits with a higher one is admitted first.
         name: its key in a batch job.
@@ -68,6 +71,7 @@ class Request:
         read: tokens read so far whose K/V are stored: of the prompt, then of those to be resumed.
         resumed: generated tokens that are read again after the prompt, since the request lost its slot.
         tokens: what was generated.
+        logprobs: of each token, the log-probability it was chosen with: under the processed scores.
         finish_reason: "eos", "length", "stop" (a criterion), "cancelled" or "error"; None while it runs.
         error: what ended it, if that was an error.
         totals: of its decoding steps.
@@ -84,10 +88,12 @@ class Request:
     pad: int = 0
     samples: bool = False
     processors: LogitsProcessorList | None = None
-    walks: bool = False
+    row: int = 0
+    walked: LogitsProcessorList | None = None
     criteria: StoppingCriteriaList | None = None
     keeps_scores: bool = False
     keeps_logits: bool = False
+    keeps_logprobs: bool = False
     listener: Callable[[Sequence[int], bool], None] | None = None
     priority: int = 0
     name: str = ""
@@ -101,9 +107,14 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     error: Exception | None = None
     totals: Totals = field(default_factory=Totals)
+    _text: Text | None = field(default=None, init=False, repr=False)
+    # Tokens that criteria were asked about, and whether the last one met one.
+    _asked: int = field(default=0, init=False, repr=False)
+    _stop: bool = field(default=False, init=False, repr=False)
 
     @property
     def unread(self) -> list[int]:
@@ -130,10 +141,43 @@ class Request:
         """Drafts that could still be committed: a step commits its drafts and one token more."""
         return self.max_new_tokens - len(self.tokens) - 1
 
-    @property
-    def padded_ids(self) -> list[int]:
-        """What processors and criteria of plain `generate` would see: left padding, prompt and tokens so far."""
-        return [self.pad] * self.left_pads + self.prompt + self.tokens
+    def text(self, device: torch.device, ahead: Sequence[int] = ()) -> Tensor:
+        """Returns what processors and criteria of plain `generate` would see: padding, prompt, tokens, int64 [1, n].
+
+        Args:
+            device: of the scores.
+            ahead: tokens behind those so far, chosen already.
+        """
+        if self._text is None:
+            self._text = Text([self.pad] * self.left_pads + self.prompt, self.max_new_tokens, device)
+        return self._text.show(self.tokens, ahead)
+
+    def ending(self, ahead: Sequence[int], scores: Tensor) -> str | None:
+        """Returns why the request ends with the last of the tokens ahead; None if it goes on behind it.
+
+        Criteria are asked once about each token, as in `generate`: by a walk, which must not pass the end, or `append`.
+
+        Args:
+            ahead: tokens behind those so far, in none but the last of which the request ends.
+            scores: float32 [n, V], processed scores each of them was chosen by, if they are kept.
+        """
+        stopped = bool(self.criteria) and self._stopped(ahead, scores)
+        if ahead[-1] in self.eos:
+            return "eos"
+        if len(self.tokens) + len(ahead) >= self.max_new_tokens:
+            return "length"
+        return "stop" if stopped else None
+
+    def _stopped(self, ahead: Sequence[int], scores: Tensor) -> bool:
+        """Returns whether a criterion is met by the last token ahead, given what plain `generate` gives it."""
+        assert self.criteria is not None
+        count = len(self.tokens) + len(ahead)
+        if count > self._asked:
+            shown = (*self.scores, *scores[: len(ahead), None].unbind()) if self.keeps_scores else None
+            with self.own_faults():
+                met = self.criteria(self.text(scores.device, ahead), shown)
+                self._asked, self._stop = count, bool(torch.as_tensor(met).any())
+        return self._stop and count == self._asked
 
     def lose_slot(self) -> None:
         """Forgets what is stored; the prompt and all tokens but the anchor will be read again."""
@@ -151,36 +195,26 @@ class Request:
                 raise
             self.finish_reason, self.error = "error", error
 
-    def append(self, tokens: Sequence[int], scores: Tensor) -> int:
+    def append(self, tokens: Sequence[int], scores: Tensor, logprobs: Sequence[float] = ()) -> int:
         """Takes new tokens up to and with the first that ends the request; returns how many that were.
 
         Args:
             tokens: what was chosen, in order.
             scores: float32 [n, V], processed scores each was chosen by, if they are kept.
+            logprobs: of each, if they are kept.
         """
-        for count, token in enumerate(tokens, start=1):
-            self.tokens.append(token)
-            if self.keeps_scores:
-                # A copy, so that the scores of rejected rows do not stay in memory behind it.
-                self.scores.append(scores[count - 1].clone())
-            if token in self.eos:
-                self.finish_reason = "eos"
-            elif len(self.tokens) == self.max_new_tokens:
-                self.finish_reason = "length"
-            elif self.criteria and self._stopped(scores.device):
-                self.finish_reason = "stop"
-            if self.finish_reason:
-                return count
-        return len(tokens)
-
-    def _stopped(self, device: torch.device) -> bool:
-        """Returns whether a criterion is met, asked once for each new token, with what plain `generate` gives it."""
-        assert self.criteria is not None
-        ids = torch.tensor([self.padded_ids], device=device)
-        scores = tuple(row[None] for row in self.scores) if self.keeps_scores else None
-        with self.own_faults():
-            return bool(torch.as_tensor(self.criteria(ids, scores)).any())
-        return False
+        count = 0
+        while count < len(tokens) and not self.finish_reason:
+            count += 1
+            reason = self.ending(tokens[:count], scores)
+            self.finish_reason = self.finish_reason or reason
+        self.tokens += tokens[:count]
+        if self.keeps_scores:
+            # A copy, so that the scores of rejected rows do not stay in memory behind it.
+            self.scores += scores[:count, None].clone().unbind()
+        if self.keeps_logprobs:
+            self.logprobs += logprobs[:count]
+        return count
 
 
 def batch_of(requests: Sequence[Request], device: torch.device | str) -> Batch:

@@ -221,10 +221,12 @@ class Choice(Record):
     Attributes:
         token: int64 [L]; -1 after rows that were not looked at, since a draft before them was rejected.
         scores: float32 [L, V], processed scores it was chosen by.
+        logprobs: float32 [L], log-probability of the token under these scores; None when nobody asked for it.
     """
 
     token: Tensor
     scores: Tensor
+    logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,17 @@ def test_samples_depend_on_their_seed_alone(model: PreTrainedModel) -> None:
         assert [r.prompt_ids + r.generated_tokens for r in results.values()] == [t[0].tolist() for t in texts]
 
 
+def test_log_probabilities_are_those_of_generate(model: PreTrainedModel) -> None:
+    options: Job = {"max_new_tokens": 6, "do_sample": False, "repetition_penalty": 1.3, "output_logprobs": True}
+    results = generate_batch(model, [[5, 6], [7]], assistant_model=LOOKUP, dcut=0.5, **options, **QUIET)
+    for result in results.values():
+        ids = torch.tensor([result.prompt_ids])
+        output = model.generate(ids, **options, dcut="none", return_dict_in_generate=True)
+        assert result.logprobs == pytest.approx(output.logprobs[0].tolist())
+    del options["output_logprobs"]
+    assert next(iterate_batch(model, [[5, 6]], dcut="none", **options)).logprobs == []
+
+
 def test_the_jobs_seed_counts_up(model: PreTrainedModel) -> None:
     options = {"dcut": "none", "max_new_tokens": 6, "do_sample": True, "temperature": 1.5, "eos_token_id": None}
     counted = generate_batch(model, [[5, 6], [7, 8]], seed=7, **options, **QUIET)

@@ -45,6 +45,31 @@ def test_a_criterion_is_asked_with_the_padded_text_after_each_token() -> None:
     assert (again.append([8, 6], NONE), again.finish_reason) == (1, "stop")
 
 
+def test_criteria_are_asked_once_about_each_token_also_by_those_who_look_ahead() -> None:
+    asked = []
+
+    def at_eight(ids: torch.Tensor, scores: object) -> torch.Tensor:
+        asked.append(ids[0].tolist())
+        return ids[:, -1] == 8
+
+    request = Request(id=0, prompt=[1], max_new_tokens=9, eos=frozenset({6}), criteria=StoppingCriteriaList([at_eight]))
+    request.append([2], NONE)
+    assert request.ending([3], NONE) is None
+    assert request.ending([3, 8], NONE) == "stop"
+    assert (request.tokens, request.finish_reason) == ([2], None), "looking ahead commits nothing"
+    assert request.append([3, 8, -1], NONE) == 2
+    assert (request.tokens, request.finish_reason) == ([2, 3, 8], "stop")
+    assert asked == [[1, 2], [1, 2, 3], [1, 2, 3, 8]]
+
+
+def test_criteria_are_asked_about_the_last_token_too() -> None:
+    asked = []
+    criteria = StoppingCriteriaList([lambda ids, scores: asked.append(ids.shape[1]) or False])
+    request = Request(id=0, prompt=[1], max_new_tokens=9, eos=frozenset({6}), criteria=criteria)
+    assert (request.append([3, 6], NONE), request.finish_reason) == (2, "eos")
+    assert asked == [2, 3]
+
+
 def test_criteria_get_the_scores_that_are_kept() -> None:
     given = []
 
