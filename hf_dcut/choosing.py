@@ -124,7 +124,8 @@ def _walk(request: Request, span: slice, packed: Packed, scores: Tensor, token: 
     """Fills in `scores` and `token` of a request's rows, up to the first whose draft is not chosen, or an end."""
     rows = range(span.start, span.stop)
     drafts = packed.token[packed.logit_rows[span][1:]].tolist()
-    seed, ahead = token.new_full((1,), request.seed), []
+    seed = token.new_full((1,), request.seed)
+    ahead: list[int] = []
     token[span] = UNSEEN
     for row, draft in zip(rows, [*drafts, None], strict=True):
         own = slice(row, row + 1)
