@@ -61,7 +61,8 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal
         token[rows] = draw(scores[rows], seed, packed.cell[packed.logit_rows[rows]] + 1)
     for request, span in asked:
         if request.walked:
-            _walk(request, span, packed, scores, token)
+            with request.own_faults():
+                _walk(request, span, packed, scores, token)
     if proposal is not None:
         token = _reject(token, scores, packed, requests, proposal)
     _check(token, packed, asked)
@@ -188,7 +189,7 @@ def _logprobs(scores: Tensor, token: Tensor) -> Tensor:
 
 
 def _check(token: Tensor, packed: Packed, asked: Sequence[Asked]) -> None:
-    """Raises RuntimeError for the first request that is to draw where no distribution is, behind no rejected draft."""
+    """Raises RuntimeError for a request that is to draw where no distribution is, behind no rejected draft."""
     if not any(request.samples for request, _ in asked) or not (token == BROKEN).any():
         return
     for request, span in asked:
@@ -197,7 +198,8 @@ def _check(token: Tensor, packed: Packed, asked: Sequence[Asked]) -> None:
         if chosen == BROKEN:
             used = [*(request.processors or ()), *(request.walked or ())]
             source = f"the scores of {_names(used)}" if used else "the model's logits"
-            raise RuntimeError(f"{source} are no distribution: they hold inf or nan, or ban every token")
+            with request.own_faults():
+                raise RuntimeError(f"{source} are no distribution: they hold inf or nan, or ban every token")
 
 
 def _rows(asked: Sequence[Asked], device: torch.device) -> Tensor:

@@ -88,6 +88,9 @@ def _advance(
         logprobs: of these tokens, if anybody keeps some.
     """
     count, accepted, following, *drafts = row
+    if request.finish_reason:
+        # It failed while its tokens were chosen.
+        return (count - 1) * request.decoding, 0, 0
     if not request.decoding:
         request.read += count
         new, kept, accepted = [following] if following >= 0 else [], 0, 0

@@ -7,7 +7,7 @@ alone, which calls it with one row, its own: from a factory (`PerRequest`), or a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -102,21 +102,32 @@ def criteria_of(prepared: StoppingCriteriaList, rows: int) -> tuple[list[Stoppin
     return own, frozenset(token for ids in ends for token in ids), min(widths)
 
 
-def _own(given: Any, row: int, rows: int, argument: str) -> Any:
-    """Returns a processor or criterion for one row: the same if it keeps no state, from its factory, or a copy.
-
-    Models and tokenizers that it holds are shared.
+def own_copies(given: Iterable[Any], row: int, argument: str, alone: bool = False) -> list[Any]:
+    """Returns processors or criteria for one request, as they are where it is the only one that has them.
 
     Raises:
-        TypeError: several rows, and it cannot be copied.
+        TypeError: one cannot be copied.
     """
-    if isinstance(given, PerRequest):
-        return given.of(row)
+    return [g if alone and not isinstance(g, PerRequest) else _own_copy(g, row, argument) for g in given]
+
+
+def _own(given: Any, row: int, rows: int, argument: str) -> Any:
+    """Returns a processor or criterion of a batch of B rows for one of them."""
     if is_known(given):
         return of_rows(for_batch(given, rows), [row])
     if isinstance(given, PrefixConstrainedLogitsProcessor):
         return _of_prompt(given, row)
-    if rows == 1 or type(given) in _STATELESS:
+    return own_copies([given], row, argument, alone=rows == 1)[0]
+
+
+def _own_copy(given: Any, row: int, argument: str) -> Any:
+    """Returns a processor or criterion for one request: the same if it keeps no state, from its factory, or a copy.
+
+    Models and tokenizers that it holds are shared.
+    """
+    if isinstance(given, PerRequest):
+        return given.of(row)
+    if is_known(given) or type(given) in _STATELESS:
         return given
     held = getattr(given, "__dict__", {}).values()
     shared = {id(thing): thing for thing in held if isinstance(thing, (nn.Module, PreTrainedTokenizerBase))}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hf_dcut import DCutConfig, engine
+from hf_dcut import DCutConfig, drafting
 from hf_dcut.acceptance import accept
 from hf_dcut.choosing import choose
 from hf_dcut.drafters import DFlashDrafter, Drafter
@@ -151,7 +151,7 @@ def seeing_what_was_drawn(*arguments: Any) -> Drafts:
 def test_a_score_that_sees_the_drawn_token_is_caught(
     model: PreTrainedModel, chance: Chance, fresh_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "draw_drafts", seeing_what_was_drawn)
+    monkeypatch.setattr(drafting, "draw_drafts", seeing_what_was_drawn)
     counts, _ = draws(model, drafter_for(model), fresh_seed, 0.4)
     assert chance(counts, law(model, 3)) < ALPHA
     whole, _ = draws(model, drafter_for(model), fresh_seed, 1.0)
@@ -234,7 +234,7 @@ def test_among_four_a_score_that_sees_the_drawn_token_is_caught(
 ) -> None:
     exact, guess = chain(V), torch.randn(V, D, V, generator=torch.Generator().manual_seed(0))
     drafter = stub_drafter(D, logits=lambda batch: 2 * guess[batch.anchor] + exact.log()[batch.anchor, None])
-    monkeypatch.setattr(engine, "draw_drafts", seeing_what_was_drawn)
+    monkeypatch.setattr(drafting, "draw_drafts", seeing_what_was_drawn)
     model = tiny_llama(vocab_size=V, eos_token_id=None, pad_token_id=None)
     assert unlikeliest(chained(model, drafter, 0.4, fresh_seed), exact, chance) < ALPHA
 

@@ -548,12 +548,37 @@ def test_a_drafter_that_gives_nan_changes_nothing(
     assert len([line for line in caplog.messages if "non-finite confidences" in line]) == len(caplog.messages) == 1
 
 
-def test_a_drafter_that_fails_leaves_no_hooks(
-    model: PreTrainedModel, inputs: Inputs, stub_drafter: Callable[..., Drafter]
+@pytest.mark.parametrize("verb", ["propose", "observe"])
+def test_a_drafter_that_fails_changes_nothing(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    expected: torch.Tensor,
+    stub_drafter: Callable[..., Drafter],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    verb: str,
 ) -> None:
-    def fail(batch: Batch) -> Drafts:
+    def fail(given: object) -> Drafts:
         assert any(layer._forward_hooks for layer in model.model.layers)
         raise ArithmeticError("in the drafter")
 
-    with pytest.raises(ArithmeticError, match="in the drafter"):
-        model.generate(**inputs, **GREEDY, assistant_model=stub_drafter(3, fail, taps=(0, 2)), dcut=0.5)
+    drafter = stub_drafter(3, fail, taps=(0, 2))
+    if verb == "observe":
+        monkeypatch.setattr(drafter, "observe", fail)
+    with caplog.at_level(logging.WARNING, "hf_dcut"):
+        output = model.generate(**inputs, **NAMED, assistant_model=drafter, dcut=0.5)
+    assert torch.equal(output.sequences, expected)
+    assert (output.stats.drafted_steps, output.stats.plain_steps) == (0, 7)
+    (line,) = caplog.messages
+    assert f"failed to {verb} (ArithmeticError: in the drafter)" in line
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_error_of_our_own_is_not_taken_for_the_drafters(
+    model: PreTrainedModel, inputs: Inputs, stub_drafter: Callable[..., Drafter]
+) -> None:
+    def fail(batch: Batch) -> Drafts:
+        raise AssertionError("broken invariant")
+
+    with pytest.raises(AssertionError, match="broken invariant"):
+        model.generate(**inputs, **GREEDY, assistant_model=stub_drafter(3, fail), dcut=0.5)
