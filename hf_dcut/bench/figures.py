@@ -5,7 +5,7 @@ matplotlib is imported where it is needed; `pip install 'hf-dcut[bench]'` brings
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ _HATCHES = ("", "//", "..", "xx", "\\\\", "--")
 _SHOWN_REQUESTS, _SHOWN_STEPS, _BINS = 4, 40, 10
 
 
-def acceptance_over_steps(traces: dict[str, Sequence[Trace]], path: Path) -> None:
+def acceptance_over_steps(traces: Mapping[str, Sequence[Trace]], path: Path) -> None:
     """Draws figure 2a: drafts accepted of a few requests, step by step, when every draft is verified."""
     panels = _panels(len(traces), path)
     for axes, (data, requests) in zip(panels, traces.items(), strict=True):
@@ -48,7 +48,7 @@ def step_seconds(surfaces: dict[str, Surface], path: Path) -> None:
     _save(panels, path)
 
 
-def speed_over_concurrency(cells: dict[str, Sequence[Cell]], path: Path) -> None:
+def speed_over_concurrency(cells: Mapping[str, Sequence[Cell]], path: Path) -> None:
     """Draws figures 4 and 5: tokens/s of each method over the concurrency, a panel a data set."""
     panels = _panels(len(cells), path)
     for axes, (data, row) in zip(panels, cells.items(), strict=True):
@@ -59,7 +59,8 @@ def speed_over_concurrency(cells: dict[str, Sequence[Cell]], path: Path) -> None
             if points:
                 axes.plot(*zip(*points, strict=True), label=method, **style)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted({c.key.batch for c in row}), labels=sorted({c.key.batch for c in row}))
+        sizes = sorted({cell.key.batch for cell in row})
+        axes.set_xticks(sizes, labels=[str(size) for size in sizes])
         _name(axes, data, "concurrency B (requests)", "output tokens/s")
     _save(panels, path)
 
@@ -80,7 +81,7 @@ def step_split(cells: dict[str, Cell], methods: Sequence[str], path: Path) -> No
     _save(panels, path)
 
 
-def confidence_against_acceptance(traces: dict[str, Sequence[Trace]], path: Path) -> None:
+def confidence_against_acceptance(traces: Mapping[str, Sequence[Trace]], path: Path) -> None:
     """Draws figure 7: the share of drafts accepted over their survival, in ten bins."""
     panels = _panels(1, path)
     axes = panels[0]
@@ -104,7 +105,7 @@ def _panels(count: int, path: Path) -> list[Axes]:
     return list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def _styles() -> Any:
+def _styles() -> Iterator[dict[str, Any]]:
     """Returns an endless row of line styles that stay apart without colours."""
     looks = zip(cycle(_MARKS), cycle(_DASHES), cycle(_GREYS))
     return ({"marker": m, "linestyle": d, "color": g, "markersize": 4, "linewidth": 1.2} for m, d, g in looks)
@@ -119,4 +120,6 @@ def _name(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def _save(panels: Sequence[Axes], path: Path) -> None:
-    panels[0].get_figure(root=True).savefig(path, dpi=150)
+    figure = panels[0].get_figure(root=True)
+    assert figure is not None
+    figure.savefig(path, dpi=150)

@@ -175,10 +175,10 @@ def _run_ours(
         drafter = Wrapped(drafter, limited(policy, depth))
     config = DCutConfig(budget=budget, draft_tokens=depth, cost_table="off" if costs is None else costs)
     requests = requests_of(setting, prompts)
-    first: dict[int, float] = {}
     begin = time.perf_counter()
-    for request in requests[: setting.batch]:
-        request.listener = lambda *_, key=request.id: first.setdefault(key, time.perf_counter() - begin)
+    clocks = [_FirstToken() for _ in requests[: setting.batch]]
+    for request, clock in zip(requests, clocks, strict=False):
+        request.listener = clock
     longest = max(map(len, prompts)) + setting.max_new_tokens
     proposer = None if budget == "none" else drafter
     slots = min(setting.batch, len(prompts))
@@ -189,7 +189,17 @@ def _run_ours(
     if setting.model.device.type == "cuda":
         torch.cuda.synchronize(setting.model.device)
     seconds = time.perf_counter() - begin
-    return seconds, [request.tokens for request in requests], statistics.median(first.values()), stats
+    first = statistics.median(clock.time for clock in clocks) - begin
+    return seconds, [request.tokens for request in requests], first, stats
+
+
+class _FirstToken:
+    """Listens to a request and notes when its first token came."""
+
+    time = 0.0
+
+    def __call__(self, tokens: Sequence[int], ended: bool) -> None:
+        self.time = self.time or time.perf_counter()
 
 
 def _until(ends: frozenset[int], tokens: Sequence[int]) -> list[int]:

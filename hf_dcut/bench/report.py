@@ -209,12 +209,12 @@ def _splits(cells: Sequence[Cell], folder: Path) -> Iterator[str]:
 def _recorded(journal: Journal, cells: Sequence[Cell], folder: Path) -> Iterator[str]:
     """Yields what the recorded drafts show: figures 2a and 7, equal budgets, the replay on other machines."""
     traces = {data: journal.traces(data) for data in journal.recorded()}
-    figures.acceptance_over_steps(dict(traces), folder / "acceptance_over_steps.png")
+    figures.acceptance_over_steps(traces, folder / "acceptance_over_steps.png")
     yield (
         "## Figure 2: accepted drafts differ between requests and steps\n\n"
         "![Accepted drafts of four requests over steps](acceptance_over_steps.png)"
     )
-    figures.confidence_against_acceptance(dict(traces), folder / "confidence.png")
+    figures.confidence_against_acceptance(traces, folder / "confidence.png")
     paper = published()["confidence"]
     rows = []
     for data, requests in traces.items():

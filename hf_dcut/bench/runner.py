@@ -66,7 +66,8 @@ class _Run:
             skipped[name] = len(asked) - len(short)
             if not short:
                 raise ValueError(f"data={name!r}: all {len(asked)} prompts have more than {longest} tokens")
-            self.questions[name], self.prompts[name] = ([short[i % len(short)][k] for i in range(most)] for k in (0, 1))
+            taken = [short[i % len(short)] for i in range(most)]
+            self.questions[name], self.prompts[name] = [text for text, _ in taken], [ids for _, ids in taken]
         header = {"plan": plan.to_dict(), "machine": machine(), "skipped_prompts": skipped}
         self.journal = Journal.open(plan.out, {**header, "version": __version__, "commit": commit()})
         self.drafters: dict[str, Drafter] = {}
