@@ -44,6 +44,8 @@ def step_seconds(surfaces: dict[str, Surface], path: Path) -> None:
             points = sorted((t / batch, s * 1e3) for t, s in row.items() if t)
             axes.plot(*zip(*points, strict=True), label=f"B = {batch}", **style)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         _name(axes, name, "verified positions per request", "step time (ms)")
     _save(panels, path)
 
@@ -101,7 +103,7 @@ def _panels(count: int, path: Path) -> list[Axes]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"{path.name} needs matplotlib: pip install 'hf-dcut[bench]'") from error
-    figure = Figure(figsize=(4.2 * count, 3.4), layout="constrained")
+    figure = Figure(figsize=(4.8 * count, 3.4), layout="constrained")
     return list(figure.subplots(1, count, squeeze=False)[0])
 
 
@@ -115,8 +117,9 @@ def _name(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    axes.set_axisbelow(True)
     axes.grid(color="0.9")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _save(panels: Sequence[Axes], path: Path) -> None:
