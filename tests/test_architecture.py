@@ -20,9 +20,10 @@ ORDER: tuple[str | frozenset[str], ...] = (
     "kernels",
     *("cache", "attention", "noise", "requests"),
     STAGES | {"drafters", "target", "cost_table"},
-    *("drawing", "processors", "stats", "skipping", "graphs"),
-    *("engine", "profiling", "assembly"),
-    *("options", "seeds", "streaming", "padded", "decoding", "generation", "batching", "parallel"),
+    *("drawing", "processors", "stats", "skipping", "calibration", "graphs"),
+    *("drafting", "scheduling", "engine", "profiling", "memory", "assembly"),
+    *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
+    *("batch_records", "intake", "batching", "manager", "parallel"),
     "",
     *("bench", "cli", "app"),
 )

@@ -16,11 +16,12 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_dcut
-from hf_dcut.assembly import check_memory, fingerprint, open_engine, warmup
+from hf_dcut.assembly import fingerprint, open_engine, warmup
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.memory import check_memory
 from hf_dcut.target import Target
 
 Builder = Callable[..., PreTrainedModel]
@@ -83,6 +84,7 @@ import sys, torch, hf_dcut
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(0)
 torch.set_num_threads(1)
+hf_dcut.cost_table.STEADY = float("inf")
 sizes = dict(vocab_size=101, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None)).eval()
 lookup = dict(prompt_lookup_num_tokens=3, do_sample=False, max_new_tokens=6, return_dict_in_generate=True)
