@@ -152,6 +152,9 @@ class _RecordedCache:
     def move(self, source: int, destination: int) -> None:
         self.holder[destination] = self.holder[source]
 
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """No two requests have the same prompt here, so none copies another's."""
+
     def free(self, slot: int) -> None:
         """Nothing is held that could be read again: a new prompt names its request."""
 
@@ -210,6 +213,9 @@ class _RecordedDrafter(BoundDrafter):
 
     def move(self, source: int, destination: int) -> None:
         self.holder[destination] = self.holder[source]
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """As in `_RecordedCache`."""
 
     def free(self, slot: int) -> None:
         """As in `_RecordedCache`."""

@@ -33,6 +33,7 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.profiling import kv_length_for, powers_of_two
+from hf_dcut.stats import Stats
 
 # Steps from which the run's duration is estimated.
 _PROBE_TOKENS = 6
@@ -190,7 +191,7 @@ class _Run:
         for request in requests:
             request.eos = frozenset()
         config, longest = DCutConfig(budget="none"), setting.width + _PROBE_TOKENS
-        with open_engine(self.model, None, config, len(prompts), setting.width, longest, True) as engine:
+        with open_engine(self.model, None, config, len(prompts), setting.width, longest, Stats(records=[])) as engine:
             begin = time.perf_counter()
             list(engine.run(requests))
             whole, steps = time.perf_counter() - begin, engine.stats.records or []

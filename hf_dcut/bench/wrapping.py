@@ -52,5 +52,8 @@ class BoundWrapped(BoundDrafter):
     def move(self, source: int, destination: int) -> None:
         self.drafter.move(source, destination)
 
+    def copy(self, source: int, destination: int, length: int) -> None:
+        self.drafter.copy(source, destination, length)
+
     def free(self, slot: int) -> None:
         self.drafter.free(slot)

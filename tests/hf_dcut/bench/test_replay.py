@@ -18,7 +18,7 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.requests import Request
-from hf_dcut.stats import StepRecord
+from hf_dcut.stats import Stats, StepRecord
 
 METHODS = ("plain", "auto", "1.0", "0.5", "0.25", "uniform-2", "tetris-9", "threshold-0.5")
 EOS = 77  # a token that several of the answers below come to say
@@ -57,7 +57,7 @@ def test_a_replay_takes_the_steps_of_the_run(
     budget, policy = rule_of(method)
     config = DCutConfig(budget=budget, cost_table=_costs(6), deterministic=True)
     proposer = drafter if policy is None else Wrapped(drafter, limited(policy, 6))
-    with open_engine(model, None if method == "plain" else proposer, config, 3, 12, 28, records=True) as engine:
+    with open_engine(model, None if method == "plain" else proposer, config, 3, 12, 28, Stats(records=[])) as engine:
         list(engine.run(requests()))
         real = engine.stats
     replayed = replay(traces, 3, method, _costs(6))
