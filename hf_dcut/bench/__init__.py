@@ -7,6 +7,6 @@ prompts.py drafter.py machine.py    on what
 lossless.py                         whether the answers are the same
 journal.py cell.py                  the run's file, and what it says of a cell
 table.py report.py figures.py claims.py analysis.py     how it is shown
-trace.py replay.py surface.py forecast.py               recorded drafts on other machines
+trace.py simulator.py surface.py forecast.py               recorded drafts on other machines
 gpu_check.py                        `hf-dcut gpu-check`
 """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_dcut.bench.cell import Ratio
-from hf_dcut.bench.replay import replay
+from hf_dcut.bench.simulator import replay
 from hf_dcut.bench.trace import Trace
 from hf_dcut.cost_table import CostTable
 

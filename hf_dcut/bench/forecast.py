@@ -12,8 +12,8 @@ from hf_dcut.bench.cell import Cell, Key
 from hf_dcut.bench.journal import Journal
 from hf_dcut.bench.peers import PEERS
 from hf_dcut.bench.policies import BUDGETS
-from hf_dcut.bench.replay import replay
 from hf_dcut.bench.rounds import blocks_of
+from hf_dcut.bench.simulator import replay
 from hf_dcut.bench.surface import Surface, surface_of
 from hf_dcut.bench.table import markdown
 from hf_dcut.bench.trace import Trace

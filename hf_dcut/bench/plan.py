@@ -19,7 +19,7 @@ class Plan:
         target: folder or Hub id of the model.
         drafter: folder or Hub id of a drafter, or "oracle", "random" or "lookup".
         assistant: folder or Hub id of a small model for the method "assisted".
-        data: prompt sets, as in `prompts.load_prompts`.
+        data: prompt sets, as in `prompts.read_prompts`.
         batch_sizes: requests at once.
         methods: as in `methods.run`.
         prompts: of each cell, at least one batch; a set with fewer begins again.

@@ -19,7 +19,7 @@ def shipped() -> list[str]:
     return sorted(entry.name.removesuffix(".jsonl") for entry in _SHIPPED.iterdir() if entry.name.endswith(".jsonl"))
 
 
-def load_prompts(source: str) -> list[str]:
+def read_prompts(source: str) -> list[str]:
     """Returns all prompts of a set.
 
     Args:
@@ -39,8 +39,9 @@ def load_prompts(source: str) -> list[str]:
                 f"data={source!r}: give a JSON-lines file, one of {', '.join(shipped())}, or a dataset of the Hub as "
                 "hub:ID:CONFIG:SPLIT:COLUMN"
             )
-        lines = enumerate(entry.read_text(encoding="utf-8").splitlines(), 1)
-        prompts = [_prompt(line, number, source) for number, line in lines if line.strip()]
+        # Not `splitlines`, for which some characters that JSON leaves as they are end a line too.
+        lines = entry.read_text(encoding="utf-8").split("\n")
+        prompts = [_prompt(line, number, source) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ValueError(f"data={source!r} has no prompts")
     return prompts
@@ -79,7 +80,7 @@ def _hub(source: str) -> Iterable[str]:
         yield _text({"turns": value} if isinstance(value, list) else {"prompt": value}, number, source)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[list[int]]:
+def encode_each(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[tuple[int, ...]]:
     """Returns token ids of each prompt in the chat template, thinking off; as plain text without a template."""
     prompts, chat = list(prompts), tokenizer.chat_template is not None
     if chat:
@@ -87,4 +88,4 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[l
         prompts = tokenizer.apply_chat_template(
             chats, add_generation_prompt=True, enable_thinking=False, tokenize=False
         )
-    return tokenizer(prompts, add_special_tokens=not chat)["input_ids"]
+    return [tuple(ids) for ids in tokenizer(prompts, add_special_tokens=not chat)["input_ids"]]

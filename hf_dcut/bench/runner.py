@@ -25,7 +25,7 @@ from hf_dcut.bench.journal import Journal
 from hf_dcut.bench.machine import commit, machine
 from hf_dcut.bench.methods import SHORT, Setting, applies, requests_of, shorter
 from hf_dcut.bench.plan import Plan
-from hf_dcut.bench.prompts import encode, load_prompts
+from hf_dcut.bench.prompts import encode_each, read_prompts
 from hf_dcut.bench.rounds import blocks_of, rounds_of, run_rounds, warm_up
 from hf_dcut.bench.table import cell_table
 from hf_dcut.bench.trace import record
@@ -53,7 +53,7 @@ class _Run:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        texts = {name: load_prompts(name) for name in plan.data}
+        texts = {name: read_prompts(name) for name in plan.data}
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(plan.target)
         self.model = load(plan.target, plan.dtype)
         self.assistant = load(plan.assistant, plan.dtype) if plan.assistant else None
@@ -62,8 +62,8 @@ class _Run:
         self.questions: dict[str, list[str]] = {}
         skipped, longest = {}, self._longest_prompt()
         for name, asked in texts.items():
-            pairs = zip(asked, encode(self.tokenizer, asked), strict=True)
-            short = [(text, ids) for text, ids in pairs if len(ids) <= longest]
+            pairs = zip(asked, encode_each(self.tokenizer, asked), strict=True)
+            short = [(text, list(ids)) for text, ids in pairs if len(ids) <= longest]
             skipped[name] = len(asked) - len(short)
             if not short:
                 raise ValueError(f"data={name!r}: all {len(asked)} prompts have more than {longest} tokens")

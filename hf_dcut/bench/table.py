@@ -16,10 +16,11 @@ def cell_table(cell: Cell) -> str:
 
     "vs generate" is the median of the rounds' ratios, "mean accepted" tokens per request and drafted step, "kept" the
     share of positions verified in drafted steps, "same output" how many answers are exactly plain `generate`'s. With
-    three rounds or more a last column has the ratio to our plain decoding with its bootstrap 95 % interval.
+    three rounds or more, or without `generate`, a last column has the ratio to our plain decoding, with its bootstrap
+    95 % interval if there is one.
     """
     plain = {method: cell.ratio(method, PLAIN) for method in cell.methods}
-    wide = any(ratio is not None and ratio.low is not None for ratio in plain.values())
+    wide = peers.GENERATE not in cell.methods or any(r is not None and r.low is not None for r in plain.values())
     rows = [[*_cells(cell, m), *([ratio_text(plain[m])] if wide else [])] for m in cell.methods]
     return markdown([*HEADER, *(["vs plain [95 %]"] if wide else [])], rows)
 

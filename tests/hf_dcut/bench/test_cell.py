@@ -112,6 +112,8 @@ def test_the_table_has_an_interval_when_there_are_rounds_for_it() -> None:
     assert table[0].split("|")[-2].strip() == "vs plain [95 %]"
     assert table[4].split("|")[-2].strip() == "2.00 [2.00, 2.50]"
     assert "vs plain" not in cell_table(cell({m: s[:2] for m, s in seconds.items()}))
+    alone = cell_table(cell({"plain": [1.0], "auto": [0.5]}, auto={"stats": stats()})).splitlines()
+    assert [line.split("|")[-2].strip() for line in alone[2:]] == ["1.00", "2.00"]
 
 
 def test_marks() -> None:

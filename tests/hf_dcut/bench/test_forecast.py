@@ -10,7 +10,7 @@ import pytest
 from hf_dcut.bench.cell import Key
 from hf_dcut.bench.forecast import check, check_table, forecast, forecast_table
 from hf_dcut.bench.journal import Journal
-from hf_dcut.bench.replay import replay
+from hf_dcut.bench.simulator import replay
 from hf_dcut.bench.surface import Surface
 from hf_dcut.bench.trace import Trace
 from hf_dcut.cost_table import CostTable

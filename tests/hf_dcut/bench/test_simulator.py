@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_dcut.assembly import open_engine
 from hf_dcut.bench.policies import limited, rule_of
-from hf_dcut.bench.replay import replay
+from hf_dcut.bench.simulator import replay
 from hf_dcut.bench.surface import surface_of
 from hf_dcut.bench.trace import Trace, record
 from hf_dcut.bench.wrapping import Wrapped
