@@ -100,10 +100,15 @@ def surface_of(name: str, measured: Surface | None = None) -> Surface:
 
 
 def _line(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Returns y at x on the line through points (x, y), continued at both ends."""
+    """Returns y at x on the line through points (x, y), continued at both ends.
+
+    Measured points scatter, so that a continued line may fall: behind the last point y is at least what it was there,
+    and before the first at least half of that.
+    """
     points = sorted(points)
     if len(points) == 1:
         return points[0][1]
     right = min(max(1, bisect.bisect_left([p[0] for p in points], x)), len(points) - 1)
     (x0, y0), (x1, y1) = points[right - 1], points[right]
-    return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
+    y = y0 + (x - x0) / (x1 - x0) * (y1 - y0)
+    return max(y, y1) if x > x1 else max(y, y0 / 2) if x < x0 else y

@@ -20,6 +20,15 @@ def test_interpolates_in_both_directions_and_goes_on_beyond() -> None:
     assert surface.without(2).drafted(2, 4) == 4.0
 
 
+def test_scattered_points_give_no_absurd_seconds() -> None:
+    surface = Surface({1: {0: 3.0, 2: 4.0, 4: 3.0}, 2: {0: 2.0, 4: 1.0, 8: 0.5}}, draft_tokens=3)
+    assert surface.plain(64) == 2.0
+    assert surface.drafted(64, 256) == 0.5
+    steep = Surface({4: {0: 1.0, 8: 1.0, 16: 9.0}, 8: {0: 9.0, 16: 9.0, 32: 17.0}}, draft_tokens=3)
+    assert steep.plain(1) == 0.5
+    assert steep.drafted(4, 4) == 0.5
+
+
 def test_the_papers_tables() -> None:
     h20, h800 = surface_of("h20"), surface_of("h800")
     assert h20.draft_tokens == 15
