@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hf_dcut.kernels.reference.select import gains, ranks
+from hf_dcut.kernels import gains, ranks
 from hf_dcut.types import Cut, Scores
 
 # Seconds of a drafted step of B requests and T packed tokens.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_dcut.kernels.reference.select import lay_out
+from hf_dcut.kernels import lay_out
 from hf_dcut.types import Batch, Cut, Drafts, Packed
 
 

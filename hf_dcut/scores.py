@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from hf_dcut.kernels.reference.select import survivals
+from hf_dcut.kernels import survivals
 from hf_dcut.types import Batch, Drafts, Scores
 
 

@@ -20,7 +20,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     "kernels",
     *("cache", "attention", "noise", "requests"),
     STAGES | {"drafters", "target", "cost_table"},
-    *("drawing", "processors", "stats", "skipping", "graphs"),
+    *("drawing", "processors", "stats", "skipping", "graphs", "selecting"),
     *("engine", "profiling", "assembly"),
     *("options", "seeds", "streaming", "padded", "decoding", "generation", "batching", "parallel"),
     "",

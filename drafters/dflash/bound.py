@@ -21,6 +21,7 @@ from hf_dcut.cache import LayerShape, SlotLayer
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.dflash.model import DFlashLayer, DFlashModel, rope_frequencies, rope_table, rotate
+from hf_dcut.kernels import argmax_logprob
 from hf_dcut.types import Batch, Committed, Drafts
 
 
@@ -181,9 +182,8 @@ def target_head(
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the likeliest entry int64 [...] of `logits` [..., V] and its probability at temperature 1, float32."""
-    logits = logits.float()
-    best, index = logits.max(dim=-1)
-    return index, (best - logits.logsumexp(dim=-1)).exp()
+    index, logprob = argmax_logprob(logits)
+    return index, logprob.exp()
 
 
 def _restrict(logits: Tensor, draft_ids: Tensor | None) -> Tensor:

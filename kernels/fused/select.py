@@ -109,7 +109,7 @@ def choose_kernel(
     own_rank = tl.load(rank + place, mask=valid, other=0)
     own_survival = tl.load(survival + place, mask=valid, other=0.0)
     finite = tl.abs(own_survival) < float("inf")
-    parts = (tl.where(finite, own_survival, 0.0).to(tl.float64) / QUANTUM).to(tl.int64)
+    parts = (tl.where(finite, own_survival, 0.0).to(tl.float64) * (1.0 / QUANTUM)).to(tl.int64)
 
     most = B + tl.sum(offered.to(tl.int64), 0)
     # The anchors' and the invalid places' parts are 0, so their rank does not matter.
