@@ -6,7 +6,7 @@ there as the reference does, and where it has not, that is said once with the re
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 from functools import cache
 from types import ModuleType
@@ -15,18 +15,11 @@ from typing import Any
 import torch
 
 from hf_dcut.kernels import trials
+from hf_dcut.kernels.reference import argmax_logprob, packed_attention, select
 
 logger = logging.getLogger(__name__)
 
-_MODULES = {
-    ("select", "triton"): "fused.select",
-    ("select", "reference"): "reference.select",
-    ("argmax_logprob", "triton"): "fused.argmax_logprob",
-    ("argmax_logprob", "reference"): "reference.argmax_logprob",
-    ("packed_attention", "triton"): "fused.packed_attention",
-    ("packed_attention", "varlen"): "fused.varlen_attention",
-    ("packed_attention", "reference"): "reference.packed_attention",
-}
+_REFERENCES = {"select": select, "argmax_logprob": argmax_logprob, "packed_attention": packed_attention}
 
 
 def load(op: str, path: str) -> ModuleType:
@@ -36,16 +29,28 @@ def load(op: str, path: str) -> ModuleType:
         ValueError: there is no such path.
         ImportError: Triton is missing.
     """
-    if (op, path) not in _MODULES:
-        allowed = ", ".join(repr(p) for o, p in _MODULES if o == op)
-        raise ValueError(f"path={path!r} for {op}: give one of {allowed}, or None to let the device decide")
+    if path == "reference":
+        return _REFERENCES[op]
+    if (op, path) == ("packed_attention", "varlen"):
+        from hf_dcut.kernels.fused import varlen_attention
+
+        return varlen_attention
+    if path == "triton":
+        return _triton()[op]
+    others = " or 'varlen'" if op == "packed_attention" else ""
+    raise ValueError(f"path={path!r} for {op}: give 'triton', 'reference'{others}, or None to let the device decide")
+
+
+def _triton() -> dict[str, ModuleType]:
+    """Returns the kernels in Triton by op, which is imported here for the first time."""
     try:
-        return importlib.import_module(f"hf_dcut.kernels.{_MODULES[op, path]}")
+        from hf_dcut.kernels.fused import argmax_logprob, packed_attention, select
     except ImportError as error:
         raise ImportError(
-            f"path={path!r} for {op} needs Triton, which cannot be imported ({error}): install the CUDA build of torch, "
-            "which brings it, or pip install 'hf-dcut[triton]'"
+            f"path='triton' needs Triton, which cannot be imported ({error}): install the CUDA build of torch, which "
+            "brings it, or pip install 'hf-dcut[triton]'"
         ) from error
+    return {"select": select, "argmax_logprob": argmax_logprob, "packed_attention": packed_attention}
 
 
 @torch.compiler.assume_constant_result

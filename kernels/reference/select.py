@@ -67,12 +67,13 @@ def select(
     gain = gains(survival, valid, rank, totals - rows)
     rate = (rows + gain) / interpolate(curve, totals)
     index = torch.arange(len(budgets), device=device)
-    best = torch.where(rate == rate.max(), index, len(budgets) - 1).amin()
+    # Of one place, not of none: an index without dimensions would be read on the host.
+    best = torch.where(rate == rate.max(), index, len(budgets) - 1).amin(0, keepdim=True)
     total = totals[best]
     keep = valid & (rank < total - rows)
     columns, start, used = lay_out(token, keep.sum(1), anchor, slot, length, rope, rows * (depth + 1))
     finite = torch.where(valid, survival, 0.0).isfinite().all()
-    return Selected(keep, columns, start, used, torch.cat([torch.stack([best, total, finite.long()]), offered]))
+    return Selected(keep, columns, start, used, torch.cat([best, total, finite.long()[None], offered]))
 
 
 def survivals(confidence: Tensor, valid: Tensor) -> Tensor:

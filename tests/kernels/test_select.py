@@ -13,8 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_dcut.kernels import Selected, select
 
-pytest.importorskip("triton")
-
 Inputs = tuple[torch.Tensor, ...]
 # Few values make ties, also between rows and depths; 0.9999999 makes products that round up or down.
 TYING = st.sampled_from([0.0, 0.25, 0.5, 0.9999999403953552, 1.0])
