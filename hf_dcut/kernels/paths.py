@@ -92,7 +92,7 @@ def _works(op: str, path: str, device: torch.device, *problem: Any) -> bool:
         return False
     try:
         fault = trials.TRIALS[op](load(op, path), device, *problem)
-    except _failures() as error:
+    except failures() as error:
         fault = f"{type(error).__name__}: {error}"
     if fault is not None:
         told = " ".join(str(part) for part in (path, op, *problem))
@@ -100,7 +100,7 @@ def _works(op: str, path: str, device: torch.device, *problem: Any) -> bool:
     return fault is None
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def failures() -> tuple[type[Exception], ...]:
     """Returns what importing, compiling and launching a kernel raises where it cannot run."""
     known = (ImportError, AttributeError, RuntimeError, TypeError, ValueError)
     if importlib.util.find_spec("triton") is None:
