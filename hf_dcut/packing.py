@@ -48,11 +48,10 @@ def pack(drafts: Drafts, cut: Cut, batch: Batch, reach: int) -> Packed:
         batch: where each request stands.
         reach: cells that any request can use after this step, known on the host.
     """
-    rows, depth = drafts.token.shape
     columns, start, used = lay_out(
         drafts.token, cut.keep.sum(1), batch.anchor, batch.slot, batch.length, batch.rope, cut.total
     )
-    return as_packed(columns, start, used, depth, reach)
+    return as_packed(columns, start, used, drafts.token.shape[1], reach)
 
 
 def as_packed(columns: Tensor, start: Tensor, used: Tensor, depth: int, reach: int) -> Packed:

@@ -1,7 +1,7 @@
 """Times every kernel against its reference, torch.compile of that, and the library, and prints one JSON line.
 
-    python kernels/bench.py                # on a CUDA device
-    TRITON_INTERPRET=1 python kernels/bench.py --tiny    # small shapes on any device: only that it runs
+python kernels/bench.py                # on a CUDA device
+TRITON_INTERPRET=1 python kernels/bench.py --tiny    # small shapes on any device: only that it runs
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import torch
 import hf_dcut
 from hf_dcut import attention, engine
 
-
 # One full layer, then two with a window shorter than the text.
 WINDOWS = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
 
@@ -51,5 +50,3 @@ def test_generates_what_the_target_does(
     assert torch.equal(rows, plain)
     assert calls["select"] > 0
     assert calls["attention"] >= 3 * calls["select"], "in each of three layers"
-
-

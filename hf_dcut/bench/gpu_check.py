@@ -122,7 +122,7 @@ def _lossless(
 
 
 def _costs(device: torch.device, tiny: bool) -> tuple[dict[str, Any], CostTable]:
-    """Returns the seconds of plain and packed steps, {B: {T: seconds}} with T = 0 for the plain step, and their table."""
+    """Returns seconds of plain and packed steps, {B: {T: seconds}} with T = 0 for the plain step, and their table."""
     shape, sizes, block, layers = (_SMALL, (1, 2), 4, 1) if tiny else (_QWEN3_8B, (1, 8, 16, 32, 64), 16, 5)
     config = Qwen3Config(**{**shape, "initializer_range": 0.02})
     with torch.device(device):
@@ -148,7 +148,7 @@ def _costs(device: torch.device, tiny: bool) -> tuple[dict[str, Any], CostTable]
 
 
 def _selection(table: CostTable, device: torch.device) -> dict[str, dict[str, float]]:
-    """Returns seconds of a selection by batch size, its host read included, and its share of the step of all positions."""
+    """Returns seconds of a selection by batch size, host read included, and its share of the step of all positions."""
     found, depth = {}, table.draft_tokens
     (by_batch,) = table.seconds.values()
     for rows in by_batch:

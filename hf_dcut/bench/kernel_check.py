@@ -10,6 +10,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def check_kernels(device: torch.device, tiny: bool) -> list[Case]:
 
 def time_kernels(device: torch.device, tiny: bool, repeats: int = 100) -> list[Case]:
     """Returns one entry for each op, path and case with its seconds on the device."""
-    found = []
+    found: list[Case] = []
     for op, path, case, run in _runs(device, tiny):
         try:
             seconds = device_seconds(run, device, 2 if tiny else repeats)
@@ -134,7 +135,14 @@ class Layer:
     """
 
     def __init__(
-        self, rows: int, depth: int, reach: int, heads: tuple[int, int], dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        rows: int,
+        depth: int,
+        reach: int,
+        heads: tuple[int, int],
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ):
         generator = torch.Generator().manual_seed(0)
         counts = torch.randint(1, depth + 2, (rows,), generator=generator)
@@ -158,8 +166,8 @@ class Layer:
 
     def attend(self, path: str, wide: bool = False, **options: Any) -> Tensor:
         """Returns the output [1, T, heads, dim] of a path, computed in float64 if `wide`."""
-        states = [x.double() if wide else x for x in (self.query, self.key, self.value)]
-        out, _ = PackedAttention(self.packed, path)(nn.Module(), *states, None, **options)
+        query, key, value = (x.double() if wide else x for x in (self.query, self.key, self.value))
+        out, _ = PackedAttention(self.packed, path)(nn.Module(), query, key, value, None, **options)
         return out
 
 
@@ -183,26 +191,27 @@ def _checks(device: torch.device, tiny: bool) -> Iterator[tuple[str, str, str, C
 
 def _runs(device: torch.device, tiny: bool) -> Iterator[tuple[str, str, str, Callable[[], object]]]:
     """Yields op, path, case and a call to be timed. "compiled" is torch.compile of the reference, on GPUs alone."""
-    compiles = device.type == "cuda"
     for rows in (2,) if tiny else (1, 8, 16, 32, 64):
-        given, case = selector_inputs(rows, 3 if tiny else 15, device), f"B={rows}"
-        for path in (*runnable(device, "select"), "reference"):
-            yield "select", path, case, lambda path=path, given=given: kernels.select(*given, path=path)
-        if compiles:
-            compiled = torch.compile(lambda *given: kernels.select(*given, path="reference"), fullgraph=True)
-            yield "select", "compiled", case, lambda compiled=compiled, given=given: compiled(*given)
+        given = selector_inputs(rows, 3 if tiny else 15, device)
+        yield from _ways("select", kernels.select, f"B={rows}", given, device)
     for rows in (2,) if tiny else (15, 120, 960):
         logits = _logits(rows, 101 if tiny else 151936, torch.bfloat16, device)
-        for path in (*runnable(device, "argmax_logprob"), "reference"):
-            run = lambda path=path, logits=logits: kernels.argmax_logprob(logits, path=path)  # noqa: E731
-            yield "argmax_logprob", path, f"rows={rows}", run
-        if compiles:
-            compiled = torch.compile(lambda x: kernels.argmax_logprob(x, path="reference"), fullgraph=True)
-            yield "argmax_logprob", "compiled", f"rows={rows}", lambda compiled=compiled, x=logits: compiled(x)
+        yield from _ways("argmax_logprob", kernels.argmax_logprob, f"rows={rows}", (logits,), device)
     for layer, case in _layers(device, tiny, ()):
         # "reference" is the padded attention that runs where no kernel does.
         for path in (*runnable(device, "packed_attention"), "reference"):
-            yield "packed_attention", path, case, lambda path=path, layer=layer: layer.attend(path)
+            yield "packed_attention", path, case, partial(layer.attend, path)
+
+
+def _ways(
+    op: str, function: Callable[..., object], case: str, given: tuple[Tensor, ...], device: torch.device
+) -> Iterator[tuple[str, str, str, Callable[[], object]]]:
+    """Yields an op's fused paths, its reference, and on a GPU that reference compiled."""
+    for path in (*runnable(device, op), "reference"):
+        yield op, path, case, partial(function, *given, path=path)
+    if device.type == "cuda":
+        compiled = torch.compile(partial(function, path="reference"), fullgraph=True)
+        yield op, "compiled", case, partial(compiled, *given)
 
 
 def _layers(device: torch.device, tiny: bool, others: Iterable[torch.dtype]) -> Iterator[tuple[Layer, str]]:

@@ -69,9 +69,7 @@ def argmax_path(device: torch.device) -> str:
 
 
 @torch.compiler.assume_constant_result
-def attention_path(
-    device: torch.device, dtype: torch.dtype, key_dim: int, value_dim: int, extras: bool = False
-) -> str:
+def attention_path(device: torch.device, dtype: torch.dtype, key_dim: int, value_dim: int, extras: bool = False) -> str:
     """Returns the path of `packed_attention`.
 
     Args:

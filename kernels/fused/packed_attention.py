@@ -35,6 +35,22 @@ def _cap(scores, softcap, SOFTCAP: tl.constexpr):
     return scores * 1.4426950408889634
 
 
+@triton.jit
+def _related(ancestors, own, mask):
+    """Whether queries see cells: all before their request's rows, and of these what `ancestors` says."""
+    related = tl.load(ancestors + own[None, :], mask=mask & (own >= 0)[None, :], other=0)
+    return (own < 0)[None, :] | (related != 0)
+
+
+@triton.jit
+def _before(cell, own, window, WINDOW: tl.constexpr):
+    """Whether queries at the cells `own` see cells: up to their own, and within the window."""
+    seen = cell[None, :] <= own[:, None]
+    if WINDOW:
+        seen &= cell[None, :] > (own - window)[:, None]
+    return seen
+
+
 @triton.jit(do_not_specialize=["window", "parts", "T"])
 def attend_kernel(
     query, key, value, start, begin, used, sinks, ancestors, out, weight,
@@ -45,7 +61,7 @@ def attend_kernel(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ANCESTORS: tl.constexpr, SPLIT: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Writes out [T, heads, value dim]; with SPLIT float32 [parts, T, heads, value dim] and the log2 of their weights."""
+    """Writes out [T, heads, value dim]; with SPLIT float32 [parts, T, heads, value dim] and their weights' log2."""
     request, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     first = tl.load(start + request)
     count = tl.load(start + request + 1) - first
@@ -89,14 +105,10 @@ def attend_kernel(
         scores = tl.zeros((BLOCK_ROWS, BLOCK_CELLS), tl.float32)
         scores = _cap(_dot(q, k, scores, INTERPRETED) * scaling, softcap, SOFTCAP)
         if ANCESTORS:
-            own = cell - past
-            relation = ancestors + packed[:, None] * ancestors_row + own[None, :]
-            related = tl.load(relation, mask=real[:, None] & (inside & (own >= 0))[None, :], other=0)
-            seen = (own < 0)[None, :] | (related != 0)
+            related = ancestors + packed[:, None] * ancestors_row
+            seen = _related(related, cell - past, real[:, None] & inside[None, :])
         else:
-            seen = cell[None, :] <= (past + offset)[:, None]
-        if WINDOW:
-            seen &= cell[None, :] > (past + offset - window)[:, None]
+            seen = _before(cell, past + offset, window, WINDOW)
         scores = tl.where(seen & inside[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
         # A row that has seen nothing yet must not subtract infinity from infinity.
@@ -191,16 +203,19 @@ def _attend(
     part = query.new_empty(parts, T, heads, value_dim, dtype=torch.float32) if split else out
     weight = query.new_empty(parts, T, heads, dtype=torch.float32) if split else out
     block = triton.next_power_of_2(value_dim)
+    # What is not asked for is never read; any pointer will do.
+    related = used if ancestors is None else ancestors.contiguous().view(torch.int8)
+    sinks_or_any = out if sinks is None else sinks.contiguous()
     attend_kernel[(*grid, parts)](
-        query, key, value, start, begin, used, out if sinks is None else sinks.contiguous(),
-        used if ancestors is None else ancestors.contiguous().view(torch.int8), part, weight,
+        query, key, value, start, begin, used, sinks_or_any, related, part, weight,
         scaling, softcap or 1.0, window or 0, parts, T,
-        *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], 0 if ancestors is None else ancestors.shape[1],
+        *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], related.shape[-1],
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, VALUE_DIM=value_dim, BLOCK_ROWS=rows, BLOCK_CELLS=cells,
         BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_VALUE=max(16, block),
         WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         ANCESTORS=ancestors is not None, SPLIT=split,
-        INTERPRETED=not isinstance(attend_kernel, triton.JITFunction), num_warps=warps, num_stages=2, enable_fp_fusion=True,
+        INTERPRETED=not isinstance(attend_kernel, triton.JITFunction),
+        num_warps=warps, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     if split:
         join_kernel[(T * heads,)](

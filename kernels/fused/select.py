@@ -1,7 +1,7 @@
 """Selection in two launches, the twin of `reference/select.py`, equal to it bit for bit.
 
 A draft's rank is how many drafts go before it, so nothing is sorted. The first launch counts them, one program for some
-requests at one depth; as survivals never rise along a row, a rank below the budget keeps whole prefixes. The second, one
+requests at one depth; as survivals never rise along a row, ranks below the budget are whole prefixes. The second, one
 program, weighs the budgets and writes the packed row.
 """
 

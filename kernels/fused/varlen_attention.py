@@ -7,11 +7,9 @@ needed, which would ask for pages that not every build has. Soft caps, sinks and
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
-import torch
 from torch import Tensor
-
-DTYPES = (torch.float16, torch.bfloat16)
 
 
 def packed_attention(
@@ -40,21 +38,11 @@ def packed_attention(
     # Imported here: older torch lacks it.
     from torch.nn.attention.varlen import varlen_attn
 
-    shared = query.shape[1] != key.shape[1]
-    # Where there is no such parameter, grouped heads are taken as they are.
-    grouped = {"enable_gqa": shared} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    options: dict[str, Any] = {"scale": scaling, "seqused_k": used}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        # Where there is no such parameter, grouped heads are taken as they are.
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
     left = -1 if window is None else window - 1
     # To FlashAttention the queries of a request are its last ones, as ours are.
-    return varlen_attn(
-        query,
-        key,
-        value,
-        start,
-        begin,
-        width,
-        reach,
-        scale=scaling,
-        window_size=(left, 0),
-        seqused_k=used,
-        **grouped,
-    )
+    out: Tensor = varlen_attn(query, key, value, start, begin, width, reach, window_size=(left, 0), **options)
+    return out

@@ -131,7 +131,9 @@ def test_slots_are_one_long_row() -> None:
 def test_what_runs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, dims = torch.device("cpu"), [(64, 64), (128, 128), (64, 64)]
     assert path_name(cpu, torch.float32, dims) == "packed sdpa"
-    monkeypatch.setattr(attention, "attention_path", lambda device, dtype, key, value: "triton" if key > 64 else "varlen")
+    monkeypatch.setattr(
+        attention, "attention_path", lambda device, dtype, key, value: "triton" if key > 64 else "varlen"
+    )
     assert path_name(cpu, torch.float32, dims) == "triton+varlen"
 
 

@@ -21,9 +21,7 @@ from hf_dcut.types import Batch, Cut, Drafts, Packed
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 
 
-def by_stages(
-    drafts: Drafts, batch: Batch, ratios: tuple[float, ...], costs: CostTable | None
-) -> tuple[Packed, Cut]:
+def by_stages(drafts: Drafts, batch: Batch, ratios: tuple[float, ...], costs: CostTable | None) -> tuple[Packed, Cut]:
     chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None)
     return pack(drafts, chosen, batch, reach=99), chosen
 

@@ -57,7 +57,13 @@ def kernels() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any], dict[s
         pointers = dict.fromkeys(("query", "key", "value", "sinks", "out"), names[dtype])
         pointers |= {"out": "fp32"} if flags.get("SPLIT") else {}
         options = {"num_warps": warps, "num_stages": 2, **fusion}
-        yield " ".join(["attend", names[dtype], str(size), *flags]), packed_attention.attend_kernel, pointers, constants, options
+        yield (
+            " ".join(["attend", names[dtype], str(size), *flags]),
+            packed_attention.attend_kernel,
+            pointers,
+            constants,
+            options,
+        )
     constants = {"VALUE_DIM": 80, "BLOCK_VALUE": 128, "BLOCK_PARTS": 32}
     yield "join", packed_attention.join_kernel, {"part": "fp32", "out": "bf16"}, constants, fusion
 
@@ -80,7 +86,9 @@ def compile_all(architecture: int) -> dict[str, dict[str, int]]:
             for argument in kernel.arg_names
         }
         # As at a launch: memory is aligned, and so are rows of heads.
-        aligned = [i for i, n in enumerate(kernel.arg_names) if n in pointers or n.startswith(("query_", "key_", "value_"))]
+        aligned = [
+            i for i, n in enumerate(kernel.arg_names) if n in pointers or n.startswith(("query_", "key_", "value_"))
+        ]
         source = ASTSource(
             fn=kernel,
             signature=types,

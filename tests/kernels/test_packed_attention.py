@@ -88,7 +88,7 @@ class Problem:
     dtype: torch.dtype = torch.float32
     heads: tuple[int, int] = (4, 2)
     dims: tuple[int, int] = (16, 16)
-    device: torch.device = torch.device("cpu")
+    device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
         (self.counts, used), length = LAYOUTS[self.layout], 70
@@ -163,7 +163,9 @@ def test_reference_with_cap_sinks_and_trees_by_hand() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("parts", [None, 3])
-def test_triton(layout: str, window: int | None, parts: int | None, device: torch.device, poisoned_memory: None) -> None:
+def test_triton(
+    layout: str, window: int | None, parts: int | None, device: torch.device, poisoned_memory: None
+) -> None:
     Problem(layout, device=device).check("triton", {"parts": parts}, window=window)
 
 
@@ -230,9 +232,9 @@ def test_trees_with_a_window_are_refused(path: str, device: torch.device) -> Non
 
 
 def test_what_the_kernel_does_not_take(device: torch.device) -> None:
-    with pytest.raises(ValueError, match="heads of 16 in torch.float64.*path='reference'"):
+    with pytest.raises(ValueError, match=r"heads of 16 in torch.float64.*path='reference'"):
         Problem("one request", torch.float64).solve("triton")
-    with pytest.raises(ValueError, match="heads of 320 in torch.float32.*up to 256"):
+    with pytest.raises(ValueError, match=r"heads of 320 in torch.float32.*up to 256"):
         Problem("one request", dims=(320, 16)).solve("triton")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,7 +27,9 @@ def make_inputs(rows: int, depth: int, budgets: int, points: int, seed: int, tie
 
     confidence = numbers(5, rows, depth) / 4 if ties else torch.rand(rows, depth, generator=generator)
     totals = rows + numbers(rows * depth + 1, budgets).sort().values
-    curve = torch.stack([rows + torch.arange(points) * (rows * depth / points), torch.rand(points, generator=generator)])
+    curve = torch.stack(
+        [rows + torch.arange(points) * (rows * depth / points), torch.rand(points, generator=generator)]
+    )
     return (
         confidence,
         numbers(1000, rows, depth),
@@ -48,9 +49,22 @@ def fused(inputs: Inputs, device: torch.device) -> Selected:
     return select(*(x.to(device) for x in inputs), path="triton")
 
 
+def cost(total: int, points: list[float], seconds: list[float]) -> float:
+    """Returns seconds between the points by hand."""
+    if total <= points[0]:
+        return seconds[0]
+    for k in range(1, len(points)):
+        if total <= points[k]:
+            share = (total - points[k - 1]) / (points[k] - points[k - 1])
+            return seconds[k - 1] + share * (seconds[k] - seconds[k - 1])
+    return seconds[-2] + (seconds[-1] - seconds[-2]) if len(points) > 1 else seconds[-1]
+
+
 def by_loop(inputs: Inputs) -> dict[str, Any]:
     """Returns what `select` must say, from plain Python: sort all drafts, weigh each budget, lay the row out."""
-    confidence, token, count, room, anchor, slot, length, rope, budgets, (points, seconds) = (x.tolist() for x in inputs)
+    confidence, token, count, room, anchor, slot, length, rope, budgets, (points, seconds) = (
+        x.tolist() for x in inputs
+    )
     rows, depth = len(token), len(token[0])
     offered = [max(0, min(c, r, depth)) for c, r in zip(count, room, strict=True)]
     places = []
@@ -62,19 +76,10 @@ def by_loop(inputs: Inputs) -> dict[str, Any]:
             places.append((-survival, k, i))
     places.sort()
 
-    def cost(total: float) -> float:
-        if total <= points[0]:
-            return seconds[0]
-        for k in range(1, len(points)):
-            if total <= points[k]:
-                share = (total - points[k - 1]) / (points[k] - points[k - 1])
-                return seconds[k - 1] + share * (seconds[k] - seconds[k - 1])
-        return seconds[-2] + (seconds[-1] - seconds[-2]) if len(points) > 1 else seconds[-1]
-
     rates, totals = [], [min(t, rows + len(places)) for t in budgets]
     for total in totals:
         gain = sum(int(-s * 2**40) for s, _, _ in places[: total - rows]) / 2**40
-        rates.append((rows + gain) / cost(total))
+        rates.append((rows + gain) / cost(total, points, seconds))
     best = rates.index(max(rates))
     kept = [0] * rows
     for _, _, i in places[: totals[best] - rows]:
@@ -212,5 +217,3 @@ def test_the_op_is_what_it_claims(device: torch.device) -> None:
     inputs = tuple(x.to(device) for x in make_inputs(3, 4, 2, 3, seed=5))
     select(*inputs, path="triton")
     torch.library.opcheck(torch.ops.hf_dcut.select, inputs)
-
-

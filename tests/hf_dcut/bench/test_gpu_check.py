@@ -11,7 +11,6 @@ import torch
 from hf_dcut.bench.gpu_check import gpu_check
 from hf_dcut.cli import main
 
-
 OPS = {"select", "argmax_logprob", "packed_attention"}
 
 

@@ -41,9 +41,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[str, str], str
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(trials, "TRIALS", {op: trial(op) for op in trials.TRIALS})
-    monkeypatch.setattr(
-        paths, "load", lambda op, path: Selector(path) if op == "select" else path
-    )
+    monkeypatch.setattr(paths, "load", lambda op, path: Selector(path) if op == "select" else path)
     paths._works.cache_clear()
     yield faults
     paths._works.cache_clear()
