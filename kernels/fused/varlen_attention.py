@@ -44,5 +44,6 @@ def packed_attention(
         options["enable_gqa"] = query.shape[1] != key.shape[1]
     left = -1 if window is None else window - 1
     # To FlashAttention the queries of a request are its last ones, as ours are.
-    out: Tensor = varlen_attn(query, key, value, start, begin, width, reach, window_size=(left, 0), **options)
+    out = varlen_attn(query, key, value, start, begin, width, reach, window_size=(left, 0), **options)
+    assert isinstance(out, Tensor), "nothing beside the output was asked for"
     return out
