@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hf_dcut.kernels.fused.launch import on_device_of
+
 _BLOCK = 4096
 
 
@@ -48,9 +50,10 @@ def _argmax_logprob(logits: Tensor) -> tuple[Tensor, Tensor]:
     index, logprob = _empty(logits)
     if rows:
         block = min(_BLOCK, triton.next_power_of_2(vocabulary))
-        argmax_logprob_kernel[(rows,)](
-            logits, index, logprob, vocabulary, logits.stride(0), BLOCK=block, num_warps=8, enable_fp_fusion=True
-        )
+        with on_device_of(logits):
+            argmax_logprob_kernel[(rows,)](
+                logits, index, logprob, vocabulary, logits.stride(0), BLOCK=block, num_warps=8, enable_fp_fusion=True
+            )
     return index, logprob
 
 

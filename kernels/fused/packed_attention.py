@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hf_dcut.kernels.fused.launch import on_device_of
 from hf_dcut.kernels.reference.packed_attention import check
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -206,22 +207,23 @@ def _attend(
     # What is not asked for is never read; any pointer will do.
     related = used if ancestors is None else ancestors.contiguous().view(torch.int8)
     sinks_or_any = out if sinks is None else sinks.contiguous()
-    attend_kernel[(*grid, parts)](
-        query, key, value, start, begin, used, sinks_or_any, related, part, weight,
-        scaling, softcap or 1.0, window or 0, parts, T,
-        *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], related.shape[-1],
-        KV_HEADS=kv_heads, GROUP=group, DIM=dim, VALUE_DIM=value_dim, BLOCK_ROWS=rows, BLOCK_CELLS=cells,
-        BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_VALUE=max(16, block),
-        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        ANCESTORS=ancestors is not None, SPLIT=split,
-        INTERPRETED=not isinstance(attend_kernel, triton.JITFunction),
-        num_warps=warps, num_stages=2, enable_fp_fusion=True,
-    )  # fmt: skip
-    if split:
-        join_kernel[(T * heads,)](
-            part, weight, out, parts, T * heads, VALUE_DIM=value_dim, BLOCK_VALUE=block,
-            BLOCK_PARTS=triton.next_power_of_2(parts), enable_fp_fusion=True,
+    with on_device_of(query):
+        attend_kernel[(*grid, parts)](
+            query, key, value, start, begin, used, sinks_or_any, related, part, weight,
+            scaling, softcap or 1.0, window or 0, parts, T,
+            *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], related.shape[-1],
+            KV_HEADS=kv_heads, GROUP=group, DIM=dim, VALUE_DIM=value_dim, BLOCK_ROWS=rows, BLOCK_CELLS=cells,
+            BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_VALUE=max(16, block),
+            WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+            ANCESTORS=ancestors is not None, SPLIT=split,
+            INTERPRETED=not isinstance(attend_kernel, triton.JITFunction),
+            num_warps=warps, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
+        if split:
+            join_kernel[(T * heads,)](
+                part, weight, out, parts, T * heads, VALUE_DIM=value_dim, BLOCK_VALUE=block,
+                BLOCK_PARTS=triton.next_power_of_2(parts), enable_fp_fusion=True,
+            )  # fmt: skip
     return out
 
 

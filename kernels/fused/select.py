@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hf_dcut.kernels.fused.launch import on_device_of
 from hf_dcut.kernels.reference.select import QUANTUM, Selected
 
 # Requests and drafts of a tile that one program holds.
@@ -193,17 +194,18 @@ def _select(
     block = min(rows, 32)
     # A product and a sum in one instruction would round once where the reference rounds twice.
     options = {"enable_fp_fusion": False, "num_warps": 4 if rows <= 64 else 8}
-    rank_kernel[D, triton.cdiv(B, block)](
-        confidence, count, room, survival, rank, B, D, *confidence.stride(), ROWS=rows, BLOCK=block, **options
-    )
-    result = _empty(confidence, token, count, room, anchor, slot, length, rope, budgets, curve)
-    keep, *others = result
-    choose_kernel[(1,)](
-        survival, rank, token, count, room, anchor, slot, length, rope, budgets, curve, keep.view(torch.int8), *others,
-        B, D, len(budgets), curve.shape[1], *token.stride(),
-        ROWS=rows, WIDTH=triton.next_power_of_2(D + 1), PLACES=triton.next_power_of_2(B * (D + 1)), QUANTUM=QUANTUM,
-        **options,
-    )  # fmt: skip
+    with on_device_of(confidence):
+        rank_kernel[D, triton.cdiv(B, block)](
+            confidence, count, room, survival, rank, B, D, *confidence.stride(), ROWS=rows, BLOCK=block, **options
+        )
+        result = _empty(confidence, token, count, room, anchor, slot, length, rope, budgets, curve)
+        keep, *others = result
+        choose_kernel[(1,)](
+            survival, rank, token, count, room, anchor, slot, length, rope, budgets, curve,
+            keep.view(torch.int8), *others, B, D, len(budgets), curve.shape[1], *token.stride(),
+            ROWS=rows, WIDTH=triton.next_power_of_2(D + 1), PLACES=triton.next_power_of_2(B * (D + 1)), QUANTUM=QUANTUM,
+            **options,
+        )  # fmt: skip
     return result
 
 

@@ -22,7 +22,7 @@ class Selected(NamedTuple):
     Attributes:
         keep: bool [B, D], drafts that stay: a prefix of each row.
         columns: int64 [6, B (D+1)], token, slot, cell, position, node and number of each packed row. Spare places
-            repeat the last request's anchor, which changes nothing where it is verified.
+            hold the last request's anchor and belong to no request.
         start: int32 [B+1], where each request begins.
         used: int32 [B], cells of its slot in use once the row is stored.
         numbers: int64 [3+B], index of the chosen budget, packed tokens, whether all survivals are finite, and the
