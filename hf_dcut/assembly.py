@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_dcut.attention import path_name
 from hf_dcut.cache import SlotCache
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
@@ -25,9 +26,6 @@ from hf_dcut.stats import Stats
 from hf_dcut.target import Target, check_length
 
 logger = logging.getLogger(__name__)
-
-# How packed attention runs, wherever it runs: until kernels replace it, padded decoding queries through torch's SDPA.
-ATTENTION_PATH = "packed sdpa"
 
 
 @contextmanager
@@ -119,10 +117,15 @@ def fingerprint(target: Target, drafter: Drafter) -> dict[str, Any]:
         **machine_fingerprint(target.device),
         "target": f"{type(target.model).__name__} {digest[:16]}",
         "dtype": str(target.dtype),
-        "attention": ATTENTION_PATH,
+        "attention": attention_name(target),
         "tensor_parallel": 1,
         "drafter": drafter.fingerprint(),
     }
+
+
+def attention_name(target: Target) -> str:
+    """Returns how packed attention runs for a target: "packed sdpa", "varlen", "triton", or several joined by "+"."""
+    return path_name(target.device, target.dtype, ((s.key_dim, s.value_dim) for s in target.shapes))
 
 
 def _depth(drafter: Drafter | None, config: DCutConfig) -> int:

@@ -7,7 +7,7 @@ whose code does not ask the interface are found by the check in `target.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
-from hf_dcut.kernels import band, decode_attention, prefill_attention
+from hf_dcut.kernels import attention_path, band, decode_attention, prefill_attention
+from hf_dcut.kernels import packed_attention as ragged_attention
 from hf_dcut.types import Packed
 
 _active: ContextVar[PackedAttention | None] = ContextVar("hf_dcut_attention", default=None)
@@ -38,19 +39,27 @@ class UnsupportedAttention(ValueError):
 class PackedAttention:
     """The attention function of one packed forward. Masks are made once and shared by all layers.
 
-    Decoding requests go together, the first `width` rows of each, padded. What is left goes piece by piece: prompts,
-    and on a CPU the tails of the few requests that kept many more drafts than the others, so that these do not set the
-    padding of all.
+    Where a fused kernel runs it takes the row as it is. Else decoding requests go together, the first `width` rows of
+    each, padded. What is left goes piece by piece: prompts, and on a CPU the tails of the few requests that kept many
+    more drafts than the others, so that these do not set the padding of all.
 
     Args:
         packed: the row; decoding requests first, then prompts.
+        path: of the kernel; None for the device's own.
     """
 
-    def __init__(self, packed: Packed):
-        self.packed = packed
+    def __init__(self, packed: Packed, path: str | None = None):
+        self.packed, self.path = packed, path
         self.masks: dict[tuple[str, int, int | None], Tensor] = {}
+        # Where each request's slot begins, by the length of slots.
+        self.begin: dict[int, Tensor] = {}
         # First row, end row, slot and first cell of each piece.
         self.pieces: list[tuple[int, int, int, int]] = []
+        self.placed = False
+
+    def _place(self) -> None:
+        """Sets where padded rows and pieces lie, once, for all layers."""
+        packed, self.placed = self.packed, True
         start = packed.start.long()
         if packed.decoding:
             self._place_decoding(start[: packed.decoding + 1])
@@ -120,6 +129,12 @@ class PackedAttention:
             )
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         rows, decoding = query[0].transpose(0, 1), self.packed.decoding
+        trees = self.packed.ancestors is not None
+        path = self.path or attention_path(query.device, query.dtype, key.shape[-1], value.shape[-1], trees)
+        if path != "reference":
+            return self._ragged(path, rows, key, value, scaling, sliding_window)[None], None
+        if not self.placed:
+            self._place()
         out = query.new_empty(len(rows), query.shape[1], value.shape[-1])
         if decoding:
             mask = self._decode_mask(sliding_window, query.dtype)
@@ -130,6 +145,19 @@ class PackedAttention:
             causal = self._piece_mask(index, sliding_window, query.dtype)
             out[piece] = prefill_attention(rows[piece], key[slot, :, own], value[slot, :, own], causal, scaling)
         return out[None], None
+
+    def _ragged(
+        self, path: str, rows: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """Returns the attention output [T, heads, dim] from a fused kernel, all requests in one call."""
+        packed = self.packed
+        (keys, length), (values, _) = long_row(key), long_row(value)
+        if length not in self.begin:
+            slot = packed.slot[packed.start[:-1].long()]
+            self.begin[length] = nn.functional.pad(slot * length, (0, 1)).int()
+        width = packed.width if packed.decoding == len(packed.used) else len(packed)
+        layout = (packed.start, self.begin[length], packed.used, width, packed.reach, scaling, window)
+        return ragged_attention(rows, keys, values, *layout, ancestors=packed.ancestors, path=path)
 
     def _decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Returns the mask of the decoding requests, [R, 1, W, reach]."""
@@ -149,6 +177,30 @@ class PackedAttention:
             cells = torch.arange(cell, length, device=self.packed.cell.device)
             self.masks[name] = band(cells, length, window, dtype)
         return self.masks[name]
+
+
+def long_row(states: Tensor) -> tuple[Tensor, int]:
+    """Returns a view [cells, heads, dim] of all slots' cells as one long row, and how many cells lie between two slots.
+
+    Args:
+        states: [slots, heads, reach, dim], a view of the first cells of slots that lie one behind the other.
+    """
+    slots, heads, reach, dim = states.shape
+    by_slot, by_head, by_cell, by_number = states.stride()
+    length, rest = divmod(by_slot, by_cell)
+    assert rest == 0, f"slots of K/V {tuple(states.shape)} with strides {states.stride()}"
+    return states.as_strided(((slots - 1) * length + reach, heads, dim), (by_cell, by_head, by_number)), length
+
+
+def path_name(device: torch.device, dtype: torch.dtype, dims: Iterable[tuple[int, int]]) -> str:
+    """Returns how packed attention runs on a device, such as "varlen"; several paths are joined by "+".
+
+    Args:
+        device, dtype: of the model.
+        dims: K and V size of a head of each layer.
+    """
+    found = {attention_path(device, dtype, key, value) for key, value in dims}
+    return "+".join(sorted("packed sdpa" if path == "reference" else path for path in found))
 
 
 def best_width(counts: Sequence[int]) -> int:

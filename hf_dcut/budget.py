@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
+from hf_dcut.kernels import gains, ranks
 from hf_dcut.types import Cut, Scores
 
 # Seconds of a drafted step of B requests and T packed tokens.
@@ -52,38 +52,20 @@ def cut(scores: Scores, ratios: Sequence[float], costs: Costs | None = None, bel
         NonFiniteScores: a valid position has no finite survival.
     """
     rows, depth = scores.survival.shape
-    totals = [positions(ratio, rows, depth) for ratio in ratios]
-    survival, order = _rank(scores)
-    # Expected drafts from the best 0, 1, 2, .. positions.
-    expected = torch.cat([survival.new_zeros(1), survival.cumsum(0)])
-    picked = expected[[min(t, rows + survival.numel()) - rows for t in totals]]
-    # The step's only host read before verification: the gains of the candidates and how many drafts there are.
-    numbers = torch.cat([picked, expected[-1:], scores.valid.sum(1)]).tolist()
-    gains, everything, offered = (
-        numbers[: len(ratios)],
-        numbers[len(ratios)],
-        tuple(map(int, numbers[len(ratios) + 1 :])),
-    )
-    if not math.isfinite(everything):
+    survival, valid = scores.survival, scores.valid
+    rank = ranks(survival, valid)
+    limits = [positions(ratio, rows, depth) - rows for ratio in ratios]
+    gain = gains(survival, valid, rank, torch.tensor(limits, device=rank.device))
+    finite = torch.where(valid, survival, 0.0).isfinite().all()
+    # The step's only host read before verification: the candidates' gains, and how many drafts there are.
+    *expected, ranked = torch.cat([gain, valid.sum(1), finite[None]]).tolist()
+    gained, offered = expected[: len(ratios)], tuple(map(int, expected[len(ratios) :]))
+    if not ranked:
         raise NonFiniteScores("the drafter's confidences are not finite")
-    totals = [min(t, rows + sum(offered)) for t in totals]
+    totals = [rows + min(limit, sum(offered)) for limit in limits]
     best = 0
     if len(ratios) > 1:
         assert costs is not None, "choosing between budgets needs a cost table"
-        rates = [(rows + belief * gain) / costs(rows, total) for gain, total in zip(gains, totals, strict=True)]
+        rates = [(rows + belief * gain) / costs(rows, total) for gain, total in zip(gained, totals, strict=True)]
         best = max(range(len(rates)), key=rates.__getitem__)
-    keep = torch.zeros_like(scores.valid).T.flatten()
-    keep[order[: totals[best] - rows]] = True
-    return Cut(keep.view(depth, rows).T, totals[best], ratios[best], offered, gains[best])
-
-
-def _rank(scores: Scores) -> tuple[Tensor, Tensor]:
-    """Returns survivals float32 [B*N], best first, and where they stand in the depth-major list, int64 [B*N].
-
-    Equal survivals are ranked shallow first, then by request: the stable sort keeps the depth-major order
-    (0, 0), (1, 0), .., (B-1, 0), (0, 1), .. among them, so a tie never separates a draft from its prefix. Invalid
-    places rank last.
-    """
-    flat = torch.where(scores.valid, scores.survival, -1.0).T.flatten()
-    flat, order = flat.sort(descending=True, stable=True)
-    return flat.clamp_min(0.0), order
+    return Cut(valid & (rank < totals[best] - rows), totals[best], ratios[best], offered, gained[best])

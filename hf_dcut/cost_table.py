@@ -67,16 +67,20 @@ class CostTable:
 
     def drafted(self, requests: int, total: int, kv_length: int = 0) -> float:
         """Returns C(B, T): seconds of a step that drafts for B requests and verifies T packed tokens."""
+        points, seconds = self.curve(requests, kv_length)
+        right = min(max(1, bisect.bisect_left(points, total)), len(points) - 1)
+        left = max(0, right - 1)
+        low, high = points[left], points[right]
+        share = 0.0 if low == high else min(1.0, max(0.0, (total - low) / (high - low)))
+        return seconds[left] + share * (seconds[right] - seconds[left])
+
+    def curve(self, requests: int, kv_length: int = 0) -> tuple[list[float], list[float]]:
+        """Returns rising packed tokens of B requests and the seconds of a drafted step there; straight in between."""
         measured, row = self._row(requests, kv_length)
         points = sorted(t for t in row if t)
         if not points:
             raise ValueError("the cost table has no drafted steps: measure it with hf_dcut.warmup")
-        wanted = total * measured / requests
-        right = min(max(1, bisect.bisect_left(points, wanted)), len(points) - 1)
-        left = max(0, right - 1)
-        low, high = points[left], points[right]
-        share = 0.0 if low == high else min(1.0, max(0.0, (wanted - low) / (high - low)))
-        return row[low] + share * (row[high] - row[low])
+        return [t * requests / measured for t in points], [row[t] for t in points]
 
     def plain(self, requests: int, kv_length: int = 0) -> float:
         """Returns seconds of a step that drafts nothing."""

@@ -25,10 +25,12 @@ from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafting import Drafting
 from hf_dcut.graphs import ExactShapes
+from hf_dcut.kernels import select_path
 from hf_dcut.packing import Chunk, join, pack, pack_plain
 from hf_dcut.requests import Request, batch_of
 from hf_dcut.scheduling import Roster, chunks_of, common_cells, source_of
 from hf_dcut.scores import score
+from hf_dcut.selecting import select_at_once
 from hf_dcut.skipping import SkipRule
 from hf_dcut.stats import Stats, StepRecord, Stopwatch
 from hf_dcut.target import Target
@@ -290,6 +292,10 @@ def select(
     Raises:
         NonFiniteScores: the drafts cannot be ranked.
     """
-    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
+    if select_path(drafts.token.device, *drafts.token.shape) == "reference":
+        chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
+        packed = pack(drafts, chosen, batch, reach)
+    else:
+        packed, chosen = select_at_once(drafts, batch, ratios, costs, reach, belief)
     assert shapes.round(len(batch), chosen.total) == (len(batch), chosen.total)
-    return pack(drafts, chosen, batch, reach), chosen
+    return packed, chosen

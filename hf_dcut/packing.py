@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_dcut.kernels import lay_out
 from hf_dcut.types import Batch, Cut, Drafts, Packed
 
 
@@ -47,25 +48,26 @@ def pack(drafts: Drafts, cut: Cut, batch: Batch, reach: int) -> Packed:
         batch: where each request stands.
         reach: cells that any request can use after this step, known on the host.
     """
-    rows, depth = drafts.token.shape
-    counts = cut.keep.sum(1) + 1
-    start = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    row = torch.repeat_interleave(torch.arange(rows, device=counts.device), counts, output_size=cut.total)
-    offset = torch.arange(cut.total, device=counts.device) - start[row]
-    cell = batch.length[row] + offset
+    columns, start, used = lay_out(
+        drafts.token, cut.keep.sum(1), batch.anchor, batch.slot, batch.length, batch.rope, cut.total
+    )
+    return as_packed(columns, start, used, drafts.token.shape[1], reach)
+
+
+def as_packed(columns: Tensor, start: Tensor, used: Tensor, depth: int, reach: int) -> Packed:
+    """Returns the row of B decoding requests from its columns.
+
+    Args:
+        columns: int64 [6, T], token, slot, cell, position, node and number of each packed row.
+        start: int32 [B+1].
+        used: int32 [B].
+        depth: D.
+        reach: cells that any request can use after this step, known on the host.
+    """
+    token, slot, cell, position, node, number = columns.unbind()
+    rows = len(used)
     return Packed(
-        token=torch.cat([batch.anchor[:, None], drafts.token], dim=1)[row, offset],
-        slot=batch.slot[row],
-        cell=cell,
-        position=cell + batch.rope[row],
-        node=offset - 1,
-        start=start.int(),
-        used=(batch.length + counts).int(),
-        logit_rows=torch.arange(cut.total, device=counts.device),
-        decoding=rows,
-        slots=rows,
-        reach=reach,
-        width=depth + 1,
+        token, slot, cell, position, node, start, used, number, decoding=rows, slots=rows, reach=reach, width=depth + 1
     )
 
 

@@ -9,8 +9,8 @@ always form a prefix of every request.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from hf_dcut.kernels import survivals
 from hf_dcut.types import Batch, Drafts, Scores
 
 
@@ -23,6 +23,4 @@ def score(drafts: Drafts, batch: Batch) -> Scores:
     """
     node = torch.arange(drafts.token.shape[1], device=drafts.token.device)
     valid = node < torch.minimum(drafts.count, batch.room)[:, None]
-    confidence: Tensor = drafts.confidence.float()
-    confidence = torch.where(confidence.isfinite(), confidence.clamp(0.0, 1.0), torch.nan)
-    return Scores(torch.where(valid, confidence, 0.0).cumprod(dim=1), valid)
+    return Scores(survivals(drafts.confidence, valid), valid)

@@ -20,7 +20,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     "kernels",
     *("cache", "attention", "noise", "text", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
-    *("drawing", "processors", "stats", "skipping", "calibration", "graphs"),
+    *("drawing", "processors", "stats", "skipping", "calibration", "graphs", "selecting"),
     *("drafting", "scheduling", "engine", "profiling", "memory", "assembly"),
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
     *("batch_records", "intake", "batching", "manager", "parallel"),

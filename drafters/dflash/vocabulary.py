@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.dflash.model import DFlashModel
+from hf_dcut.kernels import argmax_logprob
 
 Function = Callable[[Tensor], Tensor]
 
@@ -70,9 +71,8 @@ def target_head(
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the likeliest entry int64 [...] of `logits` [..., V] and its probability at temperature 1, float32."""
-    logits = logits.float()
-    best, index = logits.max(dim=-1)
-    return index, (best - logits.logsumexp(dim=-1)).exp()
+    index, logprob = argmax_logprob(logits)
+    return index, logprob.exp()
 
 
 def raw_table(target: PreTrainedModel) -> Tensor | None:

@@ -3,6 +3,8 @@
     lossless   tiny random models on the device, in float32 and bfloat16, against plain `generate`
     costs      the paper's table 3: a Qwen3-8B-shaped random model with a five-layer DFlash drafter, D = 15
     attention  which path packed attention took
+    kernels    every kernel against its reference on the device, and its seconds against what it replaces
+    selection  seconds of scores, budget and packing, and their share of a step
 
 `tiny=True` runs the same code in small shapes on any device.
 """
@@ -10,16 +12,23 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from hf_dcut.assembly import ATTENTION_PATH, warmup
+from hf_dcut.assembly import warmup
+from hf_dcut.attention import path_name
+from hf_dcut.bench.kernel_check import check_kernels, host_seconds, taken_paths, time_kernels
 from hf_dcut.bench.lossless import TIE, margin
 from hf_dcut.bench.machine import machine
-from hf_dcut.config import DCutConfig
+from hf_dcut.config import PAPER_RATIOS, DCutConfig
+from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.engine import select
+from hf_dcut.graphs import ExactShapes
+from hf_dcut.types import Batch, Drafts
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 128,
@@ -55,14 +64,18 @@ def gpu_check(tiny: bool = False) -> dict[str, Any]:
         for model_class, config in ((LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config))
         for dtype in (torch.float32, torch.bfloat16)
     ]
-    costs = _costs(device, tiny)
+    costs, table = _costs(device, tiny)
+    checks = check_kernels(device, tiny)
     return {
         "machine": machine(),
         "tiny": tiny,
-        "attention": ATTENTION_PATH,
-        "passed": all(entry["passed"] for entry in lossless),
+        "attention": costs["attention"],
+        "paths": taken_paths(device),
+        "passed": all(entry["passed"] for entry in [*lossless, *checks]),
         "lossless": lossless,
         "costs": costs,
+        "kernels": {"checks": checks, "times": time_kernels(device, tiny)},
+        "selection": _selection(table, device),
         "seconds": time.perf_counter() - begin,
     }
 
@@ -105,8 +118,8 @@ def _lossless(
     }
 
 
-def _costs(device: torch.device, tiny: bool) -> dict[str, Any]:
-    """Returns the seconds of plain and packed steps, {B: {T: seconds}} with T = 0 for the plain step."""
+def _costs(device: torch.device, tiny: bool) -> tuple[dict[str, Any], CostTable]:
+    """Returns seconds of plain and packed steps, {B: {T: seconds}} with T = 0 for the plain step, and their table."""
     shape, sizes, block, layers = (_SMALL, (1, 2), 4, 1) if tiny else (_QWEN3_8B, (1, 8, 16, 32, 64), 16, 5)
     config = Qwen3Config(**{**shape, "initializer_range": 0.02})
     with torch.device(device):
@@ -118,8 +131,9 @@ def _costs(device: torch.device, tiny: bool) -> dict[str, Any]:
         device
     )
     table = warmup(model, drafter, sizes, DCutConfig(cost_table="off"), max_length=64 if tiny else 2048)
-    return {
+    found = {
         "shape": shape,
+        "attention": path_name(device, dtype, [(config.head_dim, config.head_dim)]),
         "draft_tokens": block - 1,
         "dtype": str(dtype),
         "seconds": {
@@ -127,3 +141,19 @@ def _costs(device: torch.device, tiny: bool) -> dict[str, Any]:
             for kv, rows in table.seconds.items()
         },
     }
+    return found, table
+
+
+def _selection(table: CostTable, device: torch.device) -> dict[str, dict[str, float]]:
+    """Returns seconds of a selection by batch size, host read included, and its share of the step of all positions."""
+    found, depth = {}, table.draft_tokens
+    (by_batch,) = table.seconds.values()
+    for rows in by_batch:
+        confidence = torch.rand(rows, depth, generator=torch.Generator().manual_seed(0)).sqrt().to(device)
+        drafts = Drafts.chain(torch.ones(rows, depth, dtype=torch.int64, device=device), confidence)
+        slot, full = torch.arange(rows, device=device), torch.full((rows,), depth, device=device)
+        batch = Batch(slot, full, full, full, slot, slot * 0)
+        seconds = host_seconds(partial(select, drafts, batch, PAPER_RATIOS, table, ExactShapes(), 2 * depth), device)
+        whole = table.drafted(rows, rows * (depth + 1))
+        found[str(rows)] = {**seconds, "share_p50": seconds["p50"] / whole, "share_p95": seconds["p95"] / whole}
+    return found

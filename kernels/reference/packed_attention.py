@@ -1,14 +1,87 @@
-"""Attention of a packed ragged row over slots: the path of every device until a fused kernel takes over.
+"""Attention of a packed ragged row over slots.
 
-Only here are the queries padded, and only those of decoding requests, which have at most D+1 rows each; the target's
-matrix products all run on the packed row.
+`packed_attention` is the truth: request by request, with everything the fused kernels can do. `decode_attention` and
+`prefill_attention` are what runs where those cannot, on torch's SDPA. Only there are queries padded, and only those of
+decoding requests, which have at most D+1 rows each; the target's matrix products all run on the packed row.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    start: Tensor,
+    begin: Tensor,
+    used: Tensor,
+    width: int,
+    reach: int,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    ancestors: Tensor | None = None,
+) -> Tensor:
+    """Returns the attention output [T, heads, value dim] of R requests, computed in float32 or better.
+
+    The rows of a request are its last ones: row i of n has cell used - n + i and sees the cells up to its own. Reads
+    the bounds on the host.
+
+    Args:
+        query: [T, heads, dim], the requests one behind the other.
+        key, value: [cells, kv heads, dim] of all slots, as one long row.
+        start: int32 [R+1], where each request's queries begin.
+        begin: int32 [R+1], where its slot begins in the long row; the last entry is not used.
+        used: int32 [R], its cells that hold K/V.
+        width: most queries of one request.
+        reach: most cells of one request.
+        scaling: factor of the scores.
+        window: a query sees only this many cells, its own included; None for all.
+        softcap: scores s become softcap * tanh(s / softcap).
+        sinks: [heads], a score a head that takes part in the softmax and has no value.
+        ancestors: bool [T, >= width], which rows of its own request a query sees, instead of all up to itself.
+
+    Raises:
+        ValueError: ancestors with a window.
+    """
+    check(window, ancestors)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out = query.new_empty(*query.shape[:2], value.shape[-1])
+    bounds = start.tolist()
+    for (first, end), slot, cells in zip(pairwise(bounds), begin.tolist(), used.tolist(), strict=False):
+        rows, past = end - first, cells - (end - first)
+        own, kv = slice(first, end), slice(slot, slot + cells)
+        keys, values = key[kv].to(wide), value[kv].to(wide)
+        queries = query[own].to(wide).unflatten(1, (keys.shape[1], -1))
+        scores = torch.einsum("qkgd,ckd->kgqc", queries, keys) * scaling
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        seen = band(torch.arange(past, cells, device=query.device), cells, window, wide) == 0
+        if ancestors is not None:
+            seen[:, past:] = ancestors[own, :rows]
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            sink = sinks.to(wide).view(*scores.shape[:2], 1, 1).expand(-1, -1, rows, -1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = scores.softmax(dim=-1)[..., :cells]
+        out[own] = torch.einsum("kgqc,ckd->qkgd", weights, values).flatten(1, 2).to(out.dtype)
+    return out
+
+
+def check(window: int | None, ancestors: Tensor | None) -> None:
+    """Raises ValueError for what no path of `packed_attention` does."""
+    if window is not None and ancestors is not None:
+        raise ValueError(
+            f"packed attention got ancestors and window={window}: siblings of a tree share a position, which a window "
+            "counted in cells does not know. Use one of them"
+        )
 
 
 def decode_attention(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from hf_dcut import attention
-from hf_dcut.attention import PackedAttention, best_width, packed_attention
+from hf_dcut.attention import PackedAttention, best_width, long_row, packed_attention, path_name
+from hf_dcut.kernels import packed_attention as ragged_attention
 from hf_dcut.types import Packed
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 ULPS = 1e-12  # float64 sums of some tens of terms in another order
+SINGLE = 1e-5  # the same sums of numbers about 1 in float32
 
 # First cell and number of rows of each request.
 Pieces = Sequence[tuple[int, int]]
@@ -94,6 +97,44 @@ def test_equals_the_loop(packed: Packed, window: int | None, poisoned_memory: No
         cells = range(0 if window is None else max(0, cell - window + 1), cell + 1)
         expected = attend(query[0, :, row], key[slot], value[slot], cells, 0.3)
         assert torch.allclose(out[0, row], expected, rtol=ULPS, atol=ULPS)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("path", ["reference", "triton", "by the kernels' reference"])
+@pytest.mark.parametrize("packed", ROWS.values(), ids=ROWS)
+def test_every_path_gives_the_same(
+    packed: Packed, path: str, window: int | None, monkeypatch: pytest.MonkeyPatch, poisoned_memory: None
+) -> None:
+    if path == "triton":
+        pytest.importorskip("triton")
+    if path.startswith("by"):
+        given = partial(ragged_attention, path="reference")
+        monkeypatch.setattr(attention, "ragged_attention", lambda *layout, path, **others: given(*layout, **others))
+    device = "cuda" if torch.cuda.is_available() and path == "triton" else "cpu"
+    states = [x.float().to(device) for x in random_states(packed)]
+    out, _ = PackedAttention(packed.to(device), path)(nn.Module(), *states, None, sliding_window=window)
+    expected, _ = PackedAttention(packed)(nn.Module(), *random_states(packed), None, sliding_window=window)
+    assert torch.allclose(out.double().cpu(), expected, rtol=0, atol=SINGLE)
+
+
+def test_slots_are_one_long_row() -> None:
+    storage = torch.arange(4 * 9 * 2 * 3).view(4, 9, 2, 3)  # 4 slots of 9 cells
+    states = storage[:3, :5].transpose(1, 2)
+    row, length = long_row(states)
+    assert length == 9
+    for slot in range(3):
+        assert torch.equal(row[slot * length : slot * length + 5], storage[slot, :5])
+    assert row.data_ptr() == storage.data_ptr(), "a view, not a copy"
+    assert long_row(storage[:1, :5].transpose(1, 2))[1] == 9
+
+
+def test_what_runs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, dims = torch.device("cpu"), [(64, 64), (128, 128), (64, 64)]
+    assert path_name(cpu, torch.float32, dims) == "packed sdpa"
+    monkeypatch.setattr(
+        attention, "attention_path", lambda device, dtype, key, value: "triton" if key > 64 else "varlen"
+    )
+    assert path_name(cpu, torch.float32, dims) == "triton+varlen"
 
 
 @settings(deadline=None, max_examples=100)

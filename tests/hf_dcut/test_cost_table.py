@@ -355,3 +355,11 @@ def test_the_machines_fingerprint_is_json() -> None:
     values = machine_fingerprint(torch.device("cpu"))
     assert json.loads(json.dumps(values)) == values
     assert {"device", "threads", "torch", "transformers"} <= set(values)
+
+
+def test_the_curve_is_what_lies_between_its_points() -> None:
+    table = CostTable.from_rows({4: {0: 1.0, 4: 2.0, 12: 3.0, 16: 5.0}, 8: {0: 1.0, 8: 7.0}}, draft_tokens=3)
+    assert table.curve(4) == ([4, 12, 16], [2.0, 3.0, 5.0])
+    assert table.curve(3) == ([3, 9, 12], [2.0, 3.0, 5.0]), "at equal share of positions"
+    assert table.curve(8) == ([8], [7.0])
+    assert [table.drafted(4, t) for t in (4, 8, 12, 14, 16, 20)] == [2.0, 2.5, 3.0, 4.0, 5.0, 5.0]

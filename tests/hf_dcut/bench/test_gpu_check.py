@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
 import torch
 
-from hf_dcut.assembly import ATTENTION_PATH
 from hf_dcut.bench.gpu_check import gpu_check
 from hf_dcut.cli import main
+
+OPS = {"select", "argmax_logprob", "packed_attention"}
+
+
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def test_small_shapes_pass_and_tell_the_path() -> None:
     result = gpu_check(tiny=True)
     assert json.loads(json.dumps(result)) == result
     assert result["passed"]
-    assert result["attention"] == ATTENTION_PATH
+    paths = {(entry["op"], entry["path"]) for entry in result["kernels"]["checks"]}
+    if not torch.cuda.is_available():
+        assert result["attention"] == "packed sdpa"
+        assert set(result["paths"].values()) == {"reference"}
+        assert paths == {(op, "triton") for op in OPS if has_triton()}, "the interpreter runs them"
+    assert all(entry["passed"] and entry["fault"] is None for entry in result["kernels"]["checks"])
+    assert {entry["op"] for entry in result["kernels"]["times"]} == OPS
+    assert {entry["path"] for entry in result["kernels"]["times"]} >= {"reference"} | {path for _, path in paths}
+    assert all(0 < entry["p50"] <= entry["p95"] for entry in result["kernels"]["times"])
+    assert {b: set(found) for b, found in result["selection"].items()} == {
+        b: {"p50", "p95", "share_p50", "share_p95"} for b in ("1", "2")
+    }
     models = {(entry["model"], entry["dtype"]) for entry in result["lossless"]}
     assert models == {
         (model, dtype)

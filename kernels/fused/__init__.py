@@ -1,0 +1,1 @@
+"""Triton twins of the references. Importing this package alone does not need Triton; its modules do."""

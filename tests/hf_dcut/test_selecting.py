@@ -1,0 +1,84 @@
+"""Selection in one call against the three stages: the same packed row and cut, and the same refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_dcut.budget import NonFiniteScores, cut
+from hf_dcut.cost_table import CostTable
+from hf_dcut.packing import pack
+from hf_dcut.scores import score
+from hf_dcut.selecting import select_at_once
+from hf_dcut.types import Batch, Cut, Drafts, Packed
+
+RATIOS = (0.25, 0.5, 0.75, 1.0)
+
+
+def by_stages(
+    drafts: Drafts, batch: Batch, ratios: tuple[float, ...], costs: CostTable | None, belief: float = 1.0
+) -> tuple[Packed, Cut]:
+    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
+    return pack(drafts, chosen, batch, reach=99), chosen
+
+
+def assert_same(found: object, expected: object) -> None:
+    for field in fields(expected):  # type: ignore[arg-type]
+        a, b = getattr(found, field.name), getattr(expected, field.name)
+        if isinstance(b, torch.Tensor):
+            assert a.dtype == b.dtype, field.name
+            assert torch.equal(a, b), field.name
+        else:
+            assert a == b, field.name
+
+
+def draw_request(data: st.DataObject, make_batch: Callable[..., Batch]) -> tuple[Drafts, Batch]:
+    rows, depth = data.draw(st.integers(1, 5), "B"), data.draw(st.integers(1, 5), "D")
+    value = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1, width=32))
+    numbers = st.lists(st.integers(0, depth + 1), min_size=rows, max_size=rows)
+    confidence = data.draw(st.lists(st.lists(value, min_size=depth, max_size=depth), min_size=rows, max_size=rows))
+    token = torch.arange(rows * depth).view(rows, depth)
+    drafts = Drafts.chain(token, torch.tensor(confidence), torch.tensor(data.draw(numbers, "count")).clamp_max(depth))
+    return drafts, make_batch(data.draw(numbers, "length"), data.draw(numbers, "room"), rope=[3] * rows)
+
+
+@pytest.mark.parametrize(("path", "examples"), [("reference", 100), ("triton", 25)])
+def test_equals_the_stages(make_batch: Callable[..., Batch], path: str, examples: int) -> None:
+    if path == "triton":
+        pytest.importorskip("triton")
+
+    @settings(deadline=None, max_examples=examples)
+    @given(st.data(), st.lists(st.floats(0.5, 4.0), min_size=4, max_size=4), st.sampled_from([1, 2, 4, 8]))
+    def check(data: st.DataObject, seconds: list[float], measured: int) -> None:
+        drafts, batch = draw_request(data, make_batch)
+        whole = measured * (drafts.token.shape[1] + 1)
+        points = sorted({max(measured, round(whole * ratio)) for ratio in RATIOS})
+        costs = CostTable.from_rows({measured: dict(zip(points, seconds, strict=False))}, drafts.token.shape[1])
+        ratios = data.draw(st.sampled_from([RATIOS, (0.5,), (1.0,), (0.1, 0.3, 0.9)]))
+        belief = data.draw(st.floats(0.0, 1.0), "belief")
+        found = select_at_once(drafts, batch, ratios, costs, 99, belief, path=path)
+        for a, b in zip(found, by_stages(drafts, batch, ratios, costs, belief), strict=True):
+            assert_same(a, b)
+
+    check()
+
+
+def test_a_fixed_budget_needs_no_costs(make_batch: Callable[..., Batch]) -> None:
+    drafts, batch = Drafts.chain(torch.ones(2, 3).long(), torch.ones(2, 3)), make_batch([4, 5])
+    for a, b in zip(
+        select_at_once(drafts, batch, (0.5,), None, 99), by_stages(drafts, batch, (0.5,), None), strict=True
+    ):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_cannot_be_ranked_is_refused(make_batch: Callable[..., Batch], bad: float) -> None:
+    drafts = Drafts.chain(torch.ones(2, 3).long(), torch.tensor([[0.5, bad, 0.5], [0.5] * 3]))
+    with pytest.raises(NonFiniteScores, match="not finite"):
+        select_at_once(drafts, make_batch([4, 5]), (0.5,), None, 99)
