@@ -1,4 +1,4 @@
-"""`hf-dcut bench | profile | gpu-check`: the commands."""
+"""`hf-dcut run | bench | profile | gpu-check`: the commands."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_dcut import __version__
+from hf_dcut.jobs.command import add_run
 
 _TARGET = "models/smollm2-135m-instruct"
 _DRAFTER = "examples/drafter"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when the command did its work, 2 when it was asked for something it cannot do."""
+    """Returns the exit status: 0 when the command did its work, 2 when it was asked for something it cannot do.
+
+    `run` has more of them, which its help tells.
+    """
     parser = argparse.ArgumentParser(prog="hf-dcut", description="Batched speculative decoding for Transformers.")
     parser.add_argument("--version", action="version", version=f"hf-dcut {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_bench, _add_profile, _add_gpu_check):
+    for add in (add_run, _add_bench, _add_profile, _add_gpu_check):
         add(commands)
     options = parser.parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except (ValueError, TypeError, OSError, MemoryError) as error:
         print(f"hf-dcut {options.command}: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
