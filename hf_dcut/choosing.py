@@ -70,18 +70,36 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal
         if rows.start == rows.stop:
             continue
         if request.walks:
-            _walk(request, rows, packed, processed, token)
+            with request.own_faults():
+                _walk(request, rows, packed, processed, token)
         else:
             together.setdefault((id(request.processors), request.samples), []).append((request, rows))
     for group in together.values():
-        index = torch.cat([torch.arange(rows.start, rows.stop) for _, rows in group]).to(token.device)
-        seed = torch.cat([token.new_full((rows.stop - rows.start,), request.seed) for request, rows in group])
-        request = group[0][0]
-        processed[index] = _process(request.processors, token.new_empty(len(index), 0), processed[index])
-        token[index] = _pick(request, processed[index], seed, packed.cell[packed.logit_rows[index]] + 1)
+        _choose_together(group, packed, processed, token)
     if proposal is not None:
         token = _reject(token, processed, packed, requests, proposal)
     return Choice(token, processed)
+
+
+def _choose_together(group: Sequence[tuple[Request, slice]], packed: Packed, processed: Tensor, token: Tensor) -> None:
+    """Fills in `processed` and `token` of requests that share processors which look at scores alone.
+
+    Where that fails they are taken one by one, which no such processor notices, so that only the culprit fails.
+    """
+    request = group[0][0]
+    index = torch.cat([torch.arange(rows.start, rows.stop) for _, rows in group]).to(token.device)
+    seed = torch.cat([token.new_full((rows.stop - rows.start,), request.seed) for request, rows in group])
+    try:
+        scores = _process(request.processors, token.new_empty(len(index), 0), processed[index])
+        token[index] = _pick(request, scores, seed, packed.cell[packed.logit_rows[index]] + 1)
+        processed[index] = scores
+    except RuntimeError:
+        if len(group) > 1:
+            for member in group:
+                _choose_together([member], packed, processed, token)
+            return
+        with request.own_faults():
+            raise
 
 
 def draw(

@@ -83,6 +83,9 @@ def _advance(request: Request, row: Sequence[int], scores: Tensor, logits: Tenso
         scores, logits: [rows, V] its tokens were chosen by.
     """
     count, accepted, following, *drafts = row
+    if request.finish_reason:
+        # It failed while its tokens were chosen.
+        return (count - 1) * request.decoding, 0, 0
     if not request.decoding:
         request.read += count
         new, kept, accepted = [following] if following >= 0 else [], 0, 0

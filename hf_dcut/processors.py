@@ -119,29 +119,29 @@ def _for_row(
         row: which one.
         answers: rows of each prompt.
     """
-    rows, ids = len(input_ids), input_ids[row : row + 1]
+    ids, users = input_ids[row : row + 1], given.processors or ()
     return model._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=input_ids.shape[1],
         encoder_input_ids=ids,
         prefix_allowed_tokens_fn=None if given.allowed is None else partial(_numbered, given.allowed, row // answers),
-        logits_processor=LogitsProcessorList(_own(processor, row, rows) for processor in given.processors or ()),
+        logits_processor=LogitsProcessorList(own_processor(p, row, alone=len(input_ids) == 1) for p in users),
         device=input_ids.device,
         model_kwargs={} if mask is None else {"attention_mask": mask[row : row + 1]},
     )
 
 
-def _own(processor: Any, row: int, rows: int) -> Any:
+def own_processor(processor: Any, row: int, alone: bool = False) -> Any:
     """Returns a user's processor for one row: from its factory, or a copy, so that a state is not shared by requests.
 
-    Models and tokenizers that it holds are shared.
+    Models and tokenizers that it holds are shared. Where a row is alone the processor is taken as it is.
 
     Raises:
         ValueError, TypeError: several rows, and a processor that needs to know which, or that cannot be copied.
     """
     if isinstance(processor, PerRequest):
         return processor.of(row)
-    if rows == 1:
+    if alone:
         return processor
     if isinstance(processor, PrefixConstrainedLogitsProcessor):
         raise ValueError("PrefixConstrainedLogitsProcessor asks by row: pass prefix_allowed_tokens_fn=... instead")

@@ -6,8 +6,9 @@ without asking the device.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,10 @@ from hf_dcut.types import Batch
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+# What the code of a user's processors and criteria raises when something is wrong with one request. Interrupts, a full
+# memory and a broken machine are not among them.
+OWN_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(slots=True)
@@ -54,10 +59,17 @@ class Request:
         criteria: what else than an end token or the length ends the request.
         keeps_scores, keeps_logits: whether `scores`, `logits` are kept, float32 [V] a generated token.
         listener: called with the tokens of each step, and whether they end the request.
+        priority: who waits with a higher one is admitted first.
+        name: its key in a batch job.
+        created, admitted: when it was made and when it first got a slot, by `time.perf_counter`.
+        isolated: whether what its processors and criteria raise ends this request alone, and not the call.
         slot: where its K/V are; -1 while it waits.
-        read: prompt tokens whose K/V are stored.
+        arrival: its number among those who ever waited.
+        read: tokens read so far whose K/V are stored: of the prompt, then of those to be resumed.
+        resumed: generated tokens that are read again after the prompt, since the request lost its slot.
         tokens: what was generated.
-        finish_reason: "eos", "length" or "stop" (a criterion); None while it runs.
+        finish_reason: "eos", "length", "stop" (a criterion), "cancelled" or "error"; None while it runs.
+        error: what ended it, if that was an error.
         totals: of its decoding steps.
     """
 
@@ -77,23 +89,41 @@ class Request:
     keeps_scores: bool = False
     keeps_logits: bool = False
     listener: Callable[[Sequence[int], bool], None] | None = None
+    priority: int = 0
+    name: str = ""
+    created: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
+    isolated: bool = False
     slot: int = -1
+    arrival: int = -1
     read: int = 0
+    resumed: int = 0
     tokens: list[int] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     finish_reason: str | None = None
+    error: Exception | None = None
     totals: Totals = field(default_factory=Totals)
 
     @property
+    def unread(self) -> list[int]:
+        """Tokens to be read before the request decodes: the rest of the prompt, and of what it had generated."""
+        return (self.prompt + self.tokens[: self.resumed])[self.read :]
+
+    @property
     def decoding(self) -> bool:
-        """Whether the prompt is read, so that the request goes on from its last token."""
-        return self.read == len(self.prompt)
+        """Whether everything is read, so that the request goes on from its last token."""
+        return self.read == len(self.prompt) + self.resumed
 
     @property
     def length(self) -> int:
         """Cells of the slot in use. The last generated token, the anchor, has none yet."""
-        return self.read + max(0, len(self.tokens) - 1)
+        return self.read + max(0, len(self.tokens) - 1 - self.resumed)
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the prompt and of the longest answer."""
+        return len(self.prompt) + self.max_new_tokens
 
     @property
     def room(self) -> int:
@@ -104,6 +134,22 @@ class Request:
     def padded_ids(self) -> list[int]:
         """What processors and criteria of plain `generate` would see: left padding, prompt and tokens so far."""
         return [self.pad] * self.left_pads + self.prompt + self.tokens
+
+    def lose_slot(self) -> None:
+        """Forgets what is stored; the prompt and all tokens but the anchor will be read again."""
+        self.slot, self.read, self.resumed = -1, 0, max(0, len(self.tokens) - 1)
+
+    @contextmanager
+    def own_faults(self) -> Iterator[None]:
+        """Around code of the request's own: what it raises ends an isolated request, and the others go on."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except OWN_FAULTS as error:
+            if not self.isolated:
+                raise
+            self.finish_reason, self.error = "error", error
 
     def append(self, tokens: Sequence[int], scores: Tensor) -> int:
         """Takes new tokens up to and with the first that ends the request; returns how many that were.
@@ -132,56 +178,9 @@ class Request:
         assert self.criteria is not None
         ids = torch.tensor([self.padded_ids], device=device)
         scores = tuple(row[None] for row in self.scores) if self.keeps_scores else None
-        return bool(torch.as_tensor(self.criteria(ids, scores)).any())
-
-
-class Roster:
-    """Who is live and who waits. Live requests fill slots 0, 1, ..: those that decode first, then those that read.
-
-    Args:
-        slots: how many can be live at once.
-    """
-
-    def __init__(self, slots: int):
-        self.slots = slots
-        self.live: list[Request] = []
-        self.waiting: deque[Request] = deque()
-
-    @property
-    def decoding(self) -> list[Request]:
-        """Live requests that have read their prompts, in slot order."""
-        return [request for request in self.live if request.decoding]
-
-    @property
-    def reading(self) -> list[Request]:
-        """Live requests that still read their prompts, in slot order."""
-        return [request for request in self.live if not request.decoding]
-
-    def admit(self) -> None:
-        """Gives free slots to those who wait, first come first served."""
-        while self.waiting and len(self.live) < self.slots:
-            request = self.waiting.popleft()
-            request.slot = len(self.live)
-            self.live.append(request)
-
-    def retire(self) -> list[tuple[int, int]]:
-        """Lets finished requests go; returns the moves (source, destination) that close the gaps, in order."""
-        moves: list[tuple[int, int]] = []
-        for request in [r for r in self.live if r.finish_reason]:
-            hole = request.slot
-            for last in (self._last(decoding=True), len(self.live) - 1):
-                # The last decoding request takes the hole, the last of all takes that one's place.
-                if hole < last:
-                    self.live[hole] = self.live[last]
-                    self.live[hole].slot = hole
-                    moves.append((last, hole))
-                    hole = last
-            self.live.pop()
-            request.slot = -1
-        return moves
-
-    def _last(self, decoding: bool) -> int:
-        return max((r.slot for r in self.live if r.decoding == decoding), default=-1)
+        with self.own_faults():
+            return bool(torch.as_tensor(self.criteria(ids, scores)).any())
+        return False
 
 
 def batch_of(requests: Sequence[Request], device: torch.device | str) -> Batch:

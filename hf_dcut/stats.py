@@ -43,7 +43,8 @@ class Stats:
 
     Attributes:
         new_tokens: generated tokens, the one after the prompt included.
-        prompt_tokens: prompt tokens read.
+        prompt_tokens, shared_tokens: prompt tokens read, and those copied from a request with the same prompt.
+        evictions: how often a request lost its slot and was resumed.
         steps, drafted_steps, plain_steps: decoding steps, and of what kind. Steps that only read prompts are in none.
         rows: verify rows: requests summed over drafted steps.
         drafted, kept, accepted_tokens: drafts offered, verified and committed.
@@ -52,7 +53,7 @@ class Stats:
         offered_positions, verified_positions: B (D+1) and T summed over drafted steps.
         budgets: how often each ratio was chosen.
         stage_seconds: seconds of each stage. On a GPU a stage that waits for the device is charged for what it waits.
-        seconds: of the whole call, measuring costs excluded.
+        seconds: of all steps, measuring costs excluded.
         profile_seconds: spent measuring the cost table.
         records: a `StepRecord` a step if kept, else None.
         finish_reasons: of each request, in order of its id.
@@ -60,6 +61,8 @@ class Stats:
 
     new_tokens: int = 0
     prompt_tokens: int = 0
+    shared_tokens: int = 0
+    evictions: int = 0
     steps: int = 0
     drafted_steps: int = 0
     plain_steps: int = 0
@@ -141,9 +144,9 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """Returns the sums as JSON-able values, without the records of single steps."""
         names = (
-            "new_tokens prompt_tokens steps drafted_steps plain_steps rows drafted kept accepted_tokens "
-            "committed_tokens mean_accepted_tokens kept_share drafted_share tokens_per_second seconds profile_seconds "
-            "stage_seconds finish_reasons"
+            "new_tokens prompt_tokens shared_tokens evictions steps drafted_steps plain_steps rows drafted kept "
+            "accepted_tokens committed_tokens mean_accepted_tokens kept_share drafted_share tokens_per_second seconds "
+            "profile_seconds stage_seconds finish_reasons"
         )
         values = {name: getattr(self, name) for name in names.split()}
         values["histogram"] = {str(k): v for k, v in sorted(self.histogram.items())}

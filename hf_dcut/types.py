@@ -194,6 +194,25 @@ class Packed(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Verified(Record):
+    """A packed row that the target has run on.
+
+    Attributes:
+        packed: the row.
+        cut: which drafts are in it; None in plain steps.
+        proposal: the distribution they were drawn from, if they were.
+        logits: [L, V] of `packed.logit_rows`.
+        taps: [T, F] outputs of the tapped layers, or None.
+    """
+
+    packed: Packed
+    cut: Cut | None
+    proposal: Proposal | None
+    logits: Tensor
+    taps: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Choice(Record):
     """What the target chose after each row whose logits are there.
 

@@ -21,8 +21,9 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("cache", "attention", "noise", "requests"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "graphs"),
-    *("engine", "profiling", "assembly"),
-    *("options", "seeds", "streaming", "padded", "decoding", "generation", "batching", "parallel"),
+    *("drafting", "scheduling", "engine", "profiling", "memory", "assembly"),
+    *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
+    *("intake", "batching", "manager", "parallel"),
     "",
     *("bench", "jobs", "cli", "app"),
 )

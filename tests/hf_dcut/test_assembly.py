@@ -16,11 +16,12 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_dcut
-from hf_dcut.assembly import check_memory, fingerprint, open_engine, warmup
+from hf_dcut.assembly import fingerprint, open_engine, warmup
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.memory import check_memory
 from hf_dcut.target import Target
 
 Builder = Callable[..., PreTrainedModel]

@@ -67,7 +67,7 @@ def run(
     """Returns the ids in the order they finished, and the stats."""
     config = DCutConfig(**{"budget": 0.5, **options})  # type: ignore[arg-type]
     prompt, longest = max(map(len, PROMPTS)), max(len(p) + n for p, n in zip(PROMPTS, LENGTHS, strict=True))
-    with open_engine(model, drafter, config, slots, prompt, longest, records=True) as engine:
+    with open_engine(model, drafter, config, slots, prompt, longest, stats=Stats(records=[])) as engine:
         order = [request.id for request in engine.run(requests)]
         assert not engine.roster.live
         assert not engine.roster.waiting
@@ -158,6 +158,8 @@ class BoundStub(BoundDrafter):
     def observe(self, committed: Committed) -> None: ...
 
     def move(self, source: int, destination: int) -> None: ...
+
+    def copy(self, source: int, destination: int, length: int) -> None: ...
 
     def free(self, slot: int) -> None: ...
 

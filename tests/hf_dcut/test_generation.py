@@ -558,6 +558,8 @@ class Broken(Drafter, BoundDrafter):
 
     def move(self, source: int, destination: int) -> None: ...
 
+    def copy(self, source: int, destination: int, length: int) -> None: ...
+
     def free(self, slot: int) -> None: ...
 
 
@@ -572,13 +574,35 @@ def test_a_drafter_that_gives_nan_changes_nothing(
     assert len([line for line in caplog.messages if "non-finite confidences" in line]) == len(caplog.messages) == 1
 
 
-def test_a_drafter_that_fails_leaves_no_hooks(
-    model: PreTrainedModel, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verb", ["propose", "observe"])
+def test_a_drafter_that_fails_changes_nothing(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    expected: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    verb: str,
 ) -> None:
-    def fail(self: Broken, batch: Batch) -> Drafts:
+    def fail(self: Broken, given: object) -> None:
         assert any(layer._forward_hooks for layer in model.model.layers)
         raise ArithmeticError("in the drafter")
 
+    monkeypatch.setattr(Broken, verb, fail)
+    with caplog.at_level(logging.WARNING, "hf_dcut"):
+        output = model.generate(**inputs, **NAMED, assistant_model=Broken(), dcut=0.5)
+    assert torch.equal(output.sequences, expected)
+    assert (output.stats.drafted_steps, output.stats.plain_steps) == (0, 7)
+    (line,) = caplog.messages
+    assert f"failed to {verb} (ArithmeticError: in the drafter)" in line
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_error_of_our_own_is_not_taken_for_the_drafters(
+    model: PreTrainedModel, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Broken, batch: Batch) -> Drafts:
+        raise AssertionError("broken invariant")
+
     monkeypatch.setattr(Broken, "propose", fail)
-    with pytest.raises(ArithmeticError, match="in the drafter"):
+    with pytest.raises(AssertionError, match="broken invariant"):
         model.generate(**inputs, **GREEDY, assistant_model=Broken(), dcut=0.5)
