@@ -24,6 +24,10 @@ def _integer(value: object, low: int, high: int = 2**63 - 1) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 16 and all(isinstance(text, str) and text for text in value)
+
+
 # Name -> (is this value allowed?, what is allowed).
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (partial(_integer, low=1), "a positive integer"),
@@ -33,6 +37,7 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_k": (partial(_integer, low=0), "an integer of at least 0, where 0 is no limit"),
     "min_p": (partial(_number, low=0, high=1), "a number in [0, 1]"),
     "repetition_penalty": (partial(_number, low=0, open_low=True), "a number above 0"),
+    "stop": (_texts, "a list of 1 to 16 texts that end the answer"),
     "seed": (partial(_integer, low=0), "an integer from 0 to 2**63 - 1"),
     "priority": (partial(_integer, low=-(2**31), high=2**31), "an integer; larger ones come first"),
 }
@@ -53,6 +58,8 @@ def check(options: Mapping[str, Any]) -> None:
 def generation_config(options: Mapping[str, Any]) -> GenerationConfig:
     """Returns a config with just these options set, so that the target's defaults fill the rest."""
     values = {name: value for name, value in options.items() if name not in _OF_REQUEST}
+    if "stop" in values:
+        values["stop_strings"] = values.pop("stop")
     if "temperature" in values:
         values["do_sample"] = values["temperature"] > 0
         if not values["do_sample"]:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from tqdm.auto import tqdm
 
-from hf_dcut.batching import BatchRequest, BatchResult
+from hf_dcut.intake import BatchRequest, BatchResult
 from hf_dcut.jobs.journal import replace
 from hf_dcut.jobs.models import identity
 from hf_dcut.jobs.output import STDOUT, FileOutput, Output, StreamOutput, Tally
@@ -66,8 +67,7 @@ def run(plan: Plan, load: Load = load) -> Outcome:
         OutputError: results cannot be written any more.
         KeyboardInterrupt: Ctrl-C; finished results are written.
     """
-    state = PartialState(timeout=_PATIENCE)
-    _check_processes(plan, state)
+    state = _processes(plan)
     with closing(Source(plan.input, plan.max_new_tokens)) as source:
         _keep_rejects(plan, source, state)
         run, revisions = _identify(plan, source)
@@ -77,9 +77,14 @@ def run(plan: Plan, load: Load = load) -> Outcome:
             return _work(plan, source, output, state, lambda: load(plan, revisions, state.device))
 
 
-def _check_processes(plan: Plan, state: PartialState) -> None:
+def _processes(plan: Plan) -> PartialState:
+    """Returns this process among those that share the job."""
+    # Accelerate takes processes on CPUs for separate runs unless it is told that they are on CPUs.
+    cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    state = PartialState(cpu=cpu, timeout=_PATIENCE)
     if state.num_processes > 1 and (plan.input == STDIN or plan.output == STDOUT):
         raise ValueError(f"{state.num_processes} processes share a job: give files as input and output, not '-'")
+    return state
 
 
 def _keep_rejects(plan: Plan, source: Source, state: PartialState) -> None:
@@ -115,9 +120,10 @@ def _work(plan: Plan, source: Source, output: Output, state: PartialState, load:
     left = source.lines - len(output.tally.done)
     if left:
         worker = load()
+        longest = worker.longest(_share(source, output.tally.done, state))
         start = time.perf_counter()
         with _bar(source, output, state) as bar:
-            for record in _records(_share(source, output.tally.done, state), worker, plan):
+            for record in _records(_share(source, output.tally.done, state), worker, longest, plan):
                 output.append(record)
                 _show(bar, output.tally, before, start)
     output.finish()
@@ -135,8 +141,15 @@ def _share(source: Source, done: set[int], state: PartialState) -> Iterator[Line
     yield from (line for i, line in enumerate(left) if i % state.num_processes == state.process_index)
 
 
-def _records(lines: Iterator[Line], worker: Worker, plan: Plan) -> Iterator[dict[str, Any]]:
-    """Yields one record a line, in the order in which they finish."""
+def _records(lines: Iterator[Line], worker: Worker, longest: int, plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yields one record a line, in the order in which they finish.
+
+    Args:
+        lines: to answer.
+        worker: answers them.
+        longest: tokens of the longest, its answer included.
+        plan: tells what a record holds.
+    """
     running: dict[str, Line] = {}
     refused: list[dict[str, Any]] = []
 
@@ -150,7 +163,7 @@ def _records(lines: Iterator[Line], worker: Worker, plan: Plan) -> Iterator[dict
                 running[str(line.number)] = line
                 yield request
 
-    for result in worker.answer(requests()):
+    for result in worker.answer(requests(), longest):
         yield from refused
         refused.clear()
         yield _record(running.pop(result.request_id), result, worker, plan)

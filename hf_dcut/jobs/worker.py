@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_dcut.batching import BatchRequest, BatchResult, iterate_batch
+from hf_dcut.batching import iterate_batch
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.intake import BatchRequest, BatchResult
 from hf_dcut.jobs.models import load_drafter, load_target
 from hf_dcut.jobs.options import generation_config
 from hf_dcut.jobs.plan import Plan
@@ -39,9 +42,7 @@ class Worker:
         Raises:
             Refused: a prompt that is too long or does not fit the chat template.
         """
-        options = {"max_new_tokens": self._plan.max_new_tokens, **self._plan.options, **line.options}
-        ids = self._encode(line.prompt)
-        self._check_length(len(ids), options["max_new_tokens"])
+        ids, options = self._prepare(line)
         return BatchRequest(
             input_ids=ids,
             request_id=str(line.number),
@@ -50,19 +51,43 @@ class Worker:
             priority=options.get("priority", 0),
         )
 
-    def answer(self, requests: Iterable[BatchRequest]) -> Iterator[BatchResult]:
-        """Yields the results as they finish; requests are taken one by one, as there is room."""
-        yield from iterate_batch(
+    def longest(self, lines: Iterable[Line]) -> int:
+        """Returns the tokens of the longest of these lines, its longest answer included; 1 if all are refused."""
+        longest = 1
+        for line in lines:
+            with suppress(Refused):
+                ids, options = self._prepare(line)
+                longest = max(longest, len(ids) + options["max_new_tokens"])
+        return longest
+
+    def answer(self, requests: Iterable[BatchRequest], longest: int) -> Iterator[BatchResult]:
+        """Yields the results as they finish; requests are taken one by one, as there is room.
+
+        Args:
+            requests: any number.
+            longest: tokens that one of them may have, its answer included.
+        """
+        with iterate_batch(
             self._model,
             requests,
             assistant_model=self._drafter,
             dcut=self._plan.dcut,
             max_batch_size=self._plan.max_batch_size,
-        )
+            max_length=longest,
+            tokenizer=self._tokenizer,
+        ) as run:
+            yield from run
 
     def text(self, tokens: Sequence[int]) -> str:
         """Returns generated tokens as text, without special tokens."""
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _prepare(self, line: Line) -> tuple[list[int], dict[str, Any]]:
+        """Returns a line's prompt as token ids, and its options with those of the job; or raises Refused."""
+        options = {"max_new_tokens": self._plan.max_new_tokens, **self._plan.options, **line.options}
+        ids = self._encode(line.prompt)
+        self._check_length(len(ids), options["max_new_tokens"])
+        return ids, options
 
     def _encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
         if isinstance(prompt, str):

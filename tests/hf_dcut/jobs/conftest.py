@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_dcut.batching import BatchRequest, BatchResult
+from hf_dcut.intake import BatchRequest, BatchResult
 from hf_dcut.jobs.plan import Plan
 from hf_dcut.jobs.source import Line
 from hf_dcut.jobs.worker import Refused
@@ -118,7 +118,10 @@ class Echo:
         self.asked.append(line.number)
         return BatchRequest([ord(c) for c in str(line.prompt)], str(line.number))
 
-    def answer(self, requests: Iterable[BatchRequest]) -> Iterator[BatchResult]:
+    def longest(self, lines: Iterable[Line]) -> int:
+        return max(len(line.prompt) for line in lines)
+
+    def answer(self, requests: Iterable[BatchRequest], longest: int) -> Iterator[BatchResult]:
         waiting, running, said = iter(requests), [], 0
         while True:
             while len(running) < self.window and (request := next(waiting, None)) is not None:

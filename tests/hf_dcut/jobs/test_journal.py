@@ -18,9 +18,13 @@ LINES: list[dict[str, Any]] = [{"line": 1, "text": "Grüße\n"}, {"line": 2}, {"
 
 def write(path: Path, lines: list[dict[str, Any]]) -> None:
     file = Journal(path)
+    append(file, lines)
+    file.close()
+
+
+def append(file: Journal, lines: list[dict[str, Any]]) -> None:
     for line in lines:
         file.append(line)
-    file.close()
 
 
 def test_lines_come_back(tmp_path: Path) -> None:
@@ -87,16 +91,14 @@ def test_a_disk_that_fills_at_any_byte_leaves_whole_lines(tmp_path: Path) -> Non
         path = tmp_path / f"out{left}"
         file = Journal(path, FullDisk(left))
         with pytest.raises(OutputError, match=f"out{left} cannot be written: No space left on device"):
-            for line in LINES:
-                file.append(line)
+            append(file, LINES)
         file.close()
         assert path.read_bytes() == data[: data[:left].rfind(b"\n") + 1]
 
 
 def test_writes_in_pieces_come_out_whole(tmp_path: Path) -> None:
     file = Journal(tmp_path / "out", lambda fd, data: os.write(fd, data[:3]))
-    for line in LINES:
-        file.append(line)
+    append(file, LINES)
     file.close()
     assert list(records(tmp_path / "out")) == LINES
 

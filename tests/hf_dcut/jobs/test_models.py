@@ -83,7 +83,8 @@ def test_pickled_weights_are_refused_unread(make_plan: Make, copy: Path, tmp_pat
 def test_code_of_a_model_runs_only_if_asked_for(make_plan: Make, copy: Path, tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     (copy / "modeling.py").write_text(
-        f"from pathlib import Path\nfrom transformers import LlamaConfig, LlamaForCausalLM\nPath({str(marker)!r}).touch()\n"
+        f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
         "class Config(LlamaConfig):\n    model_type = 'strange'\n"
         "class Model(LlamaForCausalLM):\n    config_class = Config\n"
     )

@@ -24,6 +24,7 @@ from hf_dcut.jobs.options import ALLOWED, check, generation_config
         ("repetition_penalty", 1.1),
         ("seed", 2**63 - 1),
         ("priority", -3),
+        ("stop", ["a", "b"]),
     ],
 )
 def test_allowed(name: str, value: Any) -> None:
@@ -52,6 +53,10 @@ def test_allowed(name: str, value: Any) -> None:
         ("seed", 2**63),
         ("priority", 10**30),
         ("temperature", [1]),
+        ("stop", "a"),
+        ("stop", []),
+        ("stop", [""]),
+        ("stop", ["a"] * 17),
     ],
 )
 def test_refused_by_name_with_what_is_allowed(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Jobs from input to output, mostly with a worker that needs no model: what is written, what a stop leaves, what goes on."""
+"""Jobs from input to output, mostly with a worker that needs no model: what is written, and what a stop leaves."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_all_lines_refused_still_end(make_plan: Make, entries: Path, out: Path, 
 def test_a_worker_that_loses_a_request_is_found_out(make_plan: Make, entries: Path, echo: Any) -> None:
     worker = echo()
     answer = worker.answer
-    worker.answer = lambda requests: (result for result in answer(requests) if result.request_id != "5")
+    worker.answer = lambda *given: (result for result in answer(*given) if result.request_id != "5")
     with pytest.raises(RuntimeError, match=r"lines \[5\] got no result"):
         run(make_plan(), lambda *_: worker)
 

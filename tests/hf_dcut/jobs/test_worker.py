@@ -82,6 +82,24 @@ def test_limits_are_the_largest_that_go(make_worker: Callable[..., Worker]) -> N
     assert make_worker(max_new_tokens=500).request(Line(1, "a", "x" * 12))
 
 
+def test_longest_is_that_of_lines_that_are_answered(make_worker: Callable[..., Worker]) -> None:
+    worker = make_worker(max_prompt_tokens=20, max_new_tokens=30)
+    lines = [Line(1, 1, "x" * 5), Line(2, 2, "x" * 21), Line(3, 3, "x" * 20, {"max_new_tokens": 3})]
+    assert worker.longest(lines) == 35
+    assert worker.longest(lines[1:]) == 23
+    assert worker.longest(lines[1:2]) == 1
+
+
+def test_stop_strings(make_worker: Callable[..., Worker]) -> None:
+    worker = make_worker()
+    line = Line(1, 1, "abc")
+    (whole,) = worker.answer([worker.request(line)], 20)
+    word = worker.text(whole.generated_tokens)[3:5]
+    (cut,) = worker.answer([worker.request(replace(line, options={"stop": [word]}))], 20)
+    assert cut.finish_reason == "stop"
+    assert worker.text(cut.generated_tokens) == worker.text(whole.generated_tokens)[: 3 + len(word)]
+
+
 def test_no_template_says_what_to_give(make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     worker = make_worker()
     monkeypatch.setattr(worker._tokenizer, "chat_template", None)
@@ -96,7 +114,7 @@ def test_answers_are_those_of_plain_generate(
     worker = make_worker(drafter=drafter, max_batch_size=3)
     worker._drafter = worker._drafter if drafter == "lookup" else None
     lines = [Line(n, n, "abcab" * n, {"max_new_tokens": 5 * n}) for n in range(1, 8)]
-    results = {result.request_id: result for result in worker.answer(map(worker.request, lines))}
+    results = {result.request_id: result for result in worker.answer(map(worker.request, lines), worker.longest(lines))}
     for line in (replace(line, options={**line.options}) for line in lines):
         ids = torch.tensor([worker.request(line).input_ids])
         plain = make_target("llama").generate(
