@@ -17,6 +17,7 @@ A step runs through these stages, one file each, in the order that `engine.py` a
 """
 
 from hf_dcut.assembly import warmup
+from hf_dcut.batch_records import BatchRequest, BatchResult
 from hf_dcut.batching import BatchError, BatchInterrupted, BatchRun, generate_batch, iterate_batch
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
@@ -25,7 +26,7 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.generation import disable, enable, generate
-from hf_dcut.intake import BatchRequest, BatchResult
+from hf_dcut.manager import BatchManager, QueueFull
 from hf_dcut.padded import DCutOutput
 from hf_dcut.processors import PerRequest
 from hf_dcut.stats import Stats, StepRecord
@@ -37,6 +38,7 @@ __all__ = [
     "AutoDrafter",
     "BatchError",
     "BatchInterrupted",
+    "BatchManager",
     "BatchRequest",
     "BatchResult",
     "BatchRun",
@@ -49,6 +51,7 @@ __all__ = [
     "PerRequest",
     "Piece",
     "PromptLookupDrafter",
+    "QueueFull",
     "Stats",
     "StepRecord",
     "disable",

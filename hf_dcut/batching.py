@@ -14,8 +14,9 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_dcut.batch_records import CHILD, BatchRequest, BatchResult, failed, name_of, result_of
 from hf_dcut.engine import Engine
-from hf_dcut.intake import CHILD, BatchRequest, BatchResult, Intake, failed, name_of, result_of
+from hf_dcut.intake import Intake
 from hf_dcut.requests import OWN_FAULTS, Request
 from hf_dcut.stats import Stats
 

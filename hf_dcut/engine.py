@@ -17,6 +17,7 @@ from torch import Tensor
 from hf_dcut.acceptance import accept
 from hf_dcut.budget import NonFiniteScores, cut
 from hf_dcut.cache import SlotCache
+from hf_dcut.calibration import Calibration
 from hf_dcut.choosing import choose
 from hf_dcut.commit import commit
 from hf_dcut.config import DCutConfig
@@ -74,7 +75,7 @@ class Engine:
         self.drafting = Drafting(drafter, depth, config, target.vocabulary, agree)
         self.roster = Roster(cache.slots)
         self.reading = config.max_prefill_tokens
-        self.skip = SkipRule(costs) if costs else None
+        self.skip, self.calibration = SkipRule(costs) if costs else None, Calibration()
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yields the requests as they finish."""
@@ -102,6 +103,7 @@ class Engine:
         except torch.OutOfMemoryError as error:
             return self._shrink(error)
         committed = self._settle(row, live, watch)
+        self.stats.occupy(self.cache.slots, self.cache.length, [request.length for request in live])
         self._share()
         self._release([request for request in live if request.finish_reason])
         self._account(decoding, chunks, row, committed, watch)
@@ -117,23 +119,17 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """Ends a request that waits or is live; its slot is free at once. Not while a step runs."""
         request.finish_reason = "cancelled"
-        self._withdraw(request)
+        self._release([request])
 
     def evict(self, request: Request) -> None:
         """Takes the slot of a live request, which waits again and then goes on as if nothing had happened.
 
         What was stored is computed anew, and each draw is keyed by its position, so its tokens stay the same.
         """
-        self._withdraw(request)
+        self._release([request])
         request.lose_slot()
         self.roster.add(request)
         self.stats.evictions += 1
-
-    def _withdraw(self, request: Request) -> None:
-        if request in self.roster.waiting:
-            self.roster.waiting.remove(request)
-        else:
-            self._release([request])
 
     def _shrink(self, error: torch.OutOfMemoryError) -> list[Request]:
         """Halves what a step may hold, after one did not fit into memory; returns a request for which nothing helps."""
@@ -168,7 +164,7 @@ class Engine:
                     holder.copy(source.slot, request.slot, request.read)
 
     def _release(self, leaving: Sequence[Request]) -> None:
-        """Gives the slots of requests free and closes the gaps they leave."""
+        """Lets requests go, and closes the gaps they leave in the slots."""
         before = len(self.roster.live)
         moves = self.roster.release(leaving)
         for holder in (self.cache, self.drafting):
@@ -216,7 +212,7 @@ class Engine:
         """Returns the packed row and the cut. Drafts that cannot be ranked are dropped: the step is plain."""
         if drafts is not None:
             try:
-                return select(drafts, batch, ratios, self.costs, self.shapes, reach)
+                return select(drafts, batch, ratios, self.costs, self.shapes, reach, self.calibration.belief)
             except NonFiniteScores:
                 self.drafting.unranked()
         return pack_plain(batch, reach), None
@@ -251,7 +247,7 @@ class Engine:
             seconds=seconds,
         )
         self.stats.add(record, self.depth)
-        self.stats.seconds += seconds["total"]
+        self.stats.took(seconds["total"])
         self.stats.new_tokens += sum(committed.added)
         self.stats.prompt_tokens += sum(len(chunk.token) for chunk in chunks)
         if self.costs is None or chunks or not rows:
@@ -261,6 +257,7 @@ class Engine:
             self.costs.observe(rows, total if chosen else 0, seconds["total"], kv_length)
         if chosen and self.skip:
             self.skip.observe(rows, total, sum(committed.added), kv_length)
+            self.calibration.observe(chosen.promised, sum(committed.accepted))
 
 
 def _tell(requests: Sequence[Request], added: Sequence[int]) -> None:
@@ -271,7 +268,13 @@ def _tell(requests: Sequence[Request], added: Sequence[int]) -> None:
 
 
 def select(
-    drafts: Drafts, batch: Batch, ratios: Sequence[float], costs: CostTable | None, shapes: ExactShapes, reach: int
+    drafts: Drafts,
+    batch: Batch,
+    ratios: Sequence[float],
+    costs: CostTable | None,
+    shapes: ExactShapes,
+    reach: int,
+    belief: float = 1.0,
 ) -> tuple[Packed, Cut]:
     """Returns the packed row of the best cut, and the cut.
 
@@ -282,10 +285,11 @@ def select(
         costs: seconds of steps; needed to choose between several ratios.
         shapes: sizes a step may have.
         reach: cells that any request can use after the step.
+        belief: how far the drafts' confidences held so far.
 
     Raises:
         NonFiniteScores: the drafts cannot be ranked.
     """
-    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None)
+    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
     assert shapes.round(len(batch), chosen.total) == (len(batch), chosen.total)
     return pack(drafts, chosen, batch, reach), chosen

@@ -1,4 +1,4 @@
-"""What a batch job is given and gives back, and how the one becomes the other: inputs -> requests -> results.
+"""`Intake`: the settings of a batch job, by which its inputs become requests.
 
 Each input is prepared as `model.generate` alone would prepare it, by the same code, so it may have its own options.
 """
@@ -6,11 +6,9 @@ Each input is prepared as `model.generate` alone would prepare it, by the same c
 from __future__ import annotations
 
 import copy
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,58 +22,18 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 from hf_dcut.assembly import open_engine
+from hf_dcut.batch_records import CHILD, BatchRequest, name_of
 from hf_dcut.config import DCutConfig
 from hf_dcut.decoding import check_proposals, drafter_for
 from hf_dcut.engine import Engine
 from hf_dcut.generation import prepare
 from hf_dcut.memory import fitting_length
 from hf_dcut.processors import AllowedTokens, own_processor
-from hf_dcut.requests import OWN_FAULTS, Request, Totals
+from hf_dcut.requests import OWN_FAULTS, Request
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target, check_length
-
-# Between an input's name and the number of a further sequence of it, as in Transformers.
-CHILD = "__child#"
-
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """One input of a batch job.
-
-    Attributes:
-        input_ids: the prompt, token ids without padding.
-        request_id: key of its result; "req_0", "req_1", .. by its place among the inputs when None.
-        generation_config: its own options, as if handed to `generate` alone; the job's when None.
-        seed: of its sampling; from the job's seed when None.
-        priority: who waits with a higher one is admitted first.
-        logits_processor, stopping_criteria: its own, after those of the job.
-    """
-
-    input_ids: Sequence[int]
-    request_id: str | None = None
-    generation_config: GenerationConfig | None = None
-    seed: int | None = None
-    priority: int = 0
-    logits_processor: LogitsProcessorList | None = None
-    stopping_criteria: StoppingCriteriaList | None = None
-
-
-@dataclass
-class BatchResult(GenerationOutput):
-    """What became of one request: Transformers' `GenerationOutput`, and how it went.
-
-    Attributes:
-        finish_reason: "eos", "length", "stop" (a stop string or criterion), "cancelled" or "error".
-        totals: its decoding steps, drafts verified, and drafts committed.
-        seconds: from its first slot to its end.
-    """
-
-    finish_reason: str | None = None
-    totals: Totals = field(default_factory=Totals)
-    seconds: float = 0.0
 
 
 class Intake:
@@ -117,10 +75,6 @@ class Intake:
             check_count("max_length", max_length)
         if seed is not None and type(seed) is not int:
             raise TypeError(f"seed={seed!r}: give an integer or None")
-        if generation_config is not None:
-            # Transformers takes either a config or options; what the config does not know is left for it to refuse.
-            generation_config = copy.deepcopy(generation_config)
-            options = generation_config.update(**options)
         self.model, self.generation_config, self.options = model, generation_config, options
         self.tokenizer, self.seed, self.max_batch_size, self.max_length = tokenizer, seed, max_batch_size, max_length
         self.processors, self.criteria = list(logits_processor or ()), list(stopping_criteria or ())
@@ -196,12 +150,12 @@ class Intake:
             row: of the sequence, as if all inputs were one batch.
         """
         ids, alone = checked_ids(given.input_ids, self.vocabulary), self._answers(given) == 1
-        config, options = given.generation_config or self.generation_config, {}
+        config = copy.copy(given.generation_config or self.generation_config)
+        options = dict(self.options) if given.generation_config is None else {}
         if config is not None:
-            config = copy.copy(config)
             config.num_return_sequences = 1
-        if given.generation_config is None:
-            options = {**self.options, **({} if config else {"num_return_sequences": 1})}
+        if config is None or "num_return_sequences" in options:
+            options["num_return_sequences"] = 1
         processors, allowed = LogitsProcessorList(), None
         if number >= 0:
             processors += [own_processor(p, row) for p in self.processors]
@@ -251,9 +205,10 @@ class Intake:
 
     def _answers(self, given: BatchRequest) -> int:
         """Returns the sequences that an input asks for."""
-        config = given.generation_config or self.generation_config
-        asked = self.options.get("num_return_sequences") if config is None else config.num_return_sequences
-        return int(asked or self.model.generation_config.num_return_sequences or 1)
+        own = given.generation_config
+        asked = self.options.get("num_return_sequences") if own is None else None
+        configs = (own or self.generation_config, self.model.generation_config)
+        return int(asked or next((c.num_return_sequences for c in configs if c and c.num_return_sequences), 1))
 
     def _reach(self, config: GenerationConfig | None, lengths: Iterable[int]) -> int:
         """Returns the tokens of the longest request with one of these prompt lengths; 1 if none can be prepared."""
@@ -261,29 +216,6 @@ class Intake:
             with suppress(*OWN_FAULTS):
                 return self._try(BatchRequest([0] * length, generation_config=config)).reach
         return 1
-
-
-def result_of(request: Request) -> BatchResult:
-    """Returns what became of a request that has ended."""
-    now = time.perf_counter()
-    began = now if request.admitted is None else request.admitted
-    return BatchResult(
-        request_id=request.name,
-        prompt_ids=request.prompt,
-        generated_tokens=request.tokens,
-        error=None if request.error is None else describe(request.error),
-        status=RequestStatus.FINISHED if request.error is None else RequestStatus.FAILED,
-        created_time=request.created,
-        lifespan=(began, now),
-        finish_reason=request.finish_reason,
-        totals=request.totals,
-        seconds=now - began,
-    )
-
-
-def describe(error: Exception) -> str:
-    """Returns an error's type and message."""
-    return f"{type(error).__name__}: {error}"
 
 
 def checked_ids(prompt: object, vocabulary: int) -> list[int]:
@@ -307,25 +239,6 @@ def check_count(name: str, value: object) -> None:
     """Raises ValueError unless an argument is a positive integer."""
     if type(value) is not int or value < 1:
         raise ValueError(f"{name}={value!r}: give a positive integer")
-
-
-def name_of(given: object, number: int) -> str:
-    """Returns the key of an input's result: its own id, else Transformers' name for its number."""
-    name = given.request_id if isinstance(given, BatchRequest) else None
-    return name if isinstance(name, str) and name else f"req_{number}"
-
-
-def failed(given: object, number: int, error: Exception) -> BatchResult:
-    """Returns the result of an input that no request could be made of."""
-    prompt = given.input_ids if isinstance(given, BatchRequest) else given
-    known = isinstance(prompt, Sequence) and all(type(i) is int for i in prompt)
-    return BatchResult(
-        request_id=name_of(given, number),
-        prompt_ids=list(prompt) if known else [],  # type: ignore[call-overload]
-        error=describe(error),
-        status=RequestStatus.FAILED,
-        finish_reason="error",
-    )
 
 
 def _short(value: object) -> str:

@@ -59,10 +59,13 @@ class Roster:
             self.live.append(request)
 
     def release(self, leaving: Collection[Request]) -> list[tuple[int, int]]:
-        """Takes the slots of live requests; returns the moves (source, destination) that close the gaps, in order."""
+        """Lets requests go; returns the moves (source, destination) that close the gaps in the slots, in order."""
         moves: list[tuple[int, int]] = []
         for request in leaving:
             hole = request.slot
+            if hole < 0:
+                self.waiting.remove(request)
+                continue
             for last in (self._last(decoding=True), len(self.live) - 1):
                 # The last decoding request takes the hole, the last of all takes that one's place.
                 if hole < last:

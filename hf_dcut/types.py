@@ -130,12 +130,14 @@ class Cut(Record):
         total: T, packed tokens: B anchors and the kept drafts.
         budget: the ratio that was chosen, of all B (D+1) positions.
         offered: valid drafts of each request.
+        promised: the sum of the survivals of the kept drafts: how many of them should hold.
     """
 
     keep: Tensor
     total: int
     budget: float
     offered: tuple[int, ...]
+    promised: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ repository is read or written (cost tables go to a folder of this run), and with
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import tempfile
@@ -168,6 +169,12 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.fixture(autouse=True)
+def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no test depend on what else the machine does: measured costs are kept however much they vary."""
+    monkeypatch.setattr("hf_dcut.cost_table.STEADY", math.inf)
 
 
 class _Deprecations(logging.Handler):

@@ -20,10 +20,10 @@ ORDER: tuple[str | frozenset[str], ...] = (
     "kernels",
     *("cache", "attention", "noise", "requests"),
     STAGES | {"drafters", "target", "cost_table"},
-    *("drawing", "processors", "stats", "skipping", "graphs"),
+    *("drawing", "processors", "stats", "skipping", "calibration", "graphs"),
     *("drafting", "scheduling", "engine", "profiling", "memory", "assembly"),
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
-    *("intake", "batching", "manager", "parallel"),
+    *("batch_records", "intake", "batching", "manager", "parallel"),
     "",
     *("bench", "jobs", "cli", "app"),
 )
