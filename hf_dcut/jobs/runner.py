@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from tqdm.auto import tqdm
 
-from hf_dcut.intake import BatchRequest, BatchResult
+from hf_dcut import BatchRequest, BatchResult
 from hf_dcut.jobs.journal import replace
 from hf_dcut.jobs.models import identity
 from hf_dcut.jobs.output import STDOUT, FileOutput, Output, StreamOutput, Tally

@@ -10,9 +10,8 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_dcut.batching import iterate_batch
+from hf_dcut import BatchRequest, BatchResult, iterate_batch
 from hf_dcut.drafters.base import Drafter
-from hf_dcut.intake import BatchRequest, BatchResult
 from hf_dcut.jobs.models import load_drafter, load_target
 from hf_dcut.jobs.options import generation_config
 from hf_dcut.jobs.plan import Plan

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_dcut.intake import BatchRequest, BatchResult
+from hf_dcut import BatchRequest, BatchResult
 from hf_dcut.jobs.plan import Plan
 from hf_dcut.jobs.source import Line
 from hf_dcut.jobs.worker import Refused
