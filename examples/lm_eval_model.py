@@ -1,11 +1,11 @@
 """lm-evaluation-harness with a drafter. Needs `pip install hf-dcut[frameworks]`; `make setup` first.
 
-    python examples/lm_eval_model.py --model hf-dcut --tasks gsm8k --limit 16 \
+    python examples/lm_eval_model.py run --model hf-dcut --tasks gsm8k --limit 16 \
         --model_args pretrained=models/smollm2-135m-instruct,drafter=examples/drafter,dtype=float32
 
-Importing this file registers the model `hf-dcut`. It is the harness's own `hf` model but for `generate_until`, which puts
-all requests of a task into one batch loop instead of batches of equal options. Scores are those of `hf` but for rounding,
-which differs between any two batch sizes.
+Importing this file registers the model `hf-dcut`. It is the harness's own `hf` model but for `generate_until`, which
+puts all requests of a task into one batch loop instead of batches of equal options. Scores are those of `hf` but for
+rounding, which differs between any two batch sizes.
 """
 
 from __future__ import annotations

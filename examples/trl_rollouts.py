@@ -1,9 +1,9 @@
 """GRPO with TRL: rollouts drafted and verified by hf-dcut. Needs `pip install hf-dcut[frameworks]`; `make setup` first.
 
 TRL's trainer, with `use_transformers_continuous_batching=True`, hands all prompts of a step to `model.generate_batch`.
-`draft_rollouts` puts hf-dcut's there, which keeps the batch full while short rollouts end. The target's weights are read
-at every step as they are then. The drafter stays as it was, so it agrees with the policy less and less: rollouts get
-slower, never different in law.
+`draft_rollouts` puts hf-dcut's there, which keeps the batch full while short rollouts end. The target's weights are
+read at every step as they are then. The drafter stays as it was, so it agrees with the policy less and less: rollouts
+get slower, never different in law.
 
 Without a drafter of its own, a model can draft from its own text with no code at all:
 `GRPOConfig(..., generation_kwargs={"dcut": True, "prompt_lookup_num_tokens": 8})`. That goes through `generate`, which

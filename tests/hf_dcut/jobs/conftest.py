@@ -1,57 +1,20 @@
-"""Jobs on a tiny target with a tokenizer of single characters, and on a worker that needs no model."""
+"""Jobs on a tiny target, and on a worker that needs no model."""
 
 from __future__ import annotations
 
 import json
 import random
-import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_dcut import BatchRequest, BatchResult
 from hf_dcut.jobs.plan import Plan
 from hf_dcut.jobs.source import Line
 from hf_dcut.jobs.worker import Refused
 from hf_dcut.requests import Totals
-
-TEMPLATE = """
-{%- for message in messages -%}
-{%- if message.role not in ["system", "user", "assistant"] -%}{{ raise_exception("no such role") }}{%- endif -%}
-{{ message.role }}: {{ message.content }}
-{% endfor -%}
-{%- if add_generation_prompt -%}assistant: {% endif -%}
-{%- if enable_thinking -%}<think>{%- endif -%}
-"""
-
-
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with a token for each of 98 characters, ids as in the tiny targets."""
-    words = ["<pad>", "<bos>", "<eos>", *string.digits, *string.ascii_letters, *string.punctuation, " ", "\n", "é", "ü"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="?",
-        chat_template=TEMPLATE.strip(),
-    )
-
-
-@pytest.fixture(scope="session")
-def target(make_target: Callable[..., PreTrainedModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny target in float64 with its tokenizer."""
-    folder = tmp_path_factory.mktemp("target")
-    make_target("llama").save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
@@ -68,11 +31,11 @@ def write_lines(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def make_plan(tmp_path: Path, target: Path) -> Callable[..., Plan]:
+def make_plan(tmp_path: Path, tiny_folder: Path) -> Callable[..., Plan]:
     """`make_plan(input=..., **fields)`: results in out.jsonl, on the tiny target with prompt lookup."""
 
     def make(**fields: Any) -> Plan:
-        given = {"output": str(tmp_path / "out.jsonl"), "target": str(target), "drafter": "lookup", "budget": 0.5}
+        given = {"output": str(tmp_path / "out.jsonl"), "target": str(tiny_folder), "drafter": "lookup", "budget": 0.5}
         return Plan(**{**given, "input": str(tmp_path / "in.jsonl"), "max_new_tokens": 12, **fields})
 
     return make

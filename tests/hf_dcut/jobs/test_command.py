@@ -21,10 +21,21 @@ from hf_dcut.jobs.runner import Outcome
 
 
 @pytest.fixture
-def arguments(tmp_path: Path, target: Path, write_lines: Callable[..., Path]) -> list[str]:
+def arguments(tmp_path: Path, tiny_folder: Path, write_lines: Callable[..., Path]) -> list[str]:
     write_lines([{"prompt": "abc"}, {"prompt": "de"}])
     files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    return ["run", *files, "--target", str(target), "--drafter", "lookup", "--budget", "0.5", "--max-new-tokens", "5"]
+    return [
+        "run",
+        *files,
+        "--target",
+        str(tiny_folder),
+        "--drafter",
+        "lookup",
+        "--budget",
+        "0.5",
+        "--max-new-tokens",
+        "5",
+    ]
 
 
 def outcome(rejected: int = 0, failed: int = 0, **fields: Any) -> Outcome:

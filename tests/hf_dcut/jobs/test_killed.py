@@ -18,7 +18,7 @@ from hf_dcut.cli import main
 
 pytestmark = pytest.mark.slow
 
-LINES, TOKENS = 16, 150
+LINES, TOKENS = 14, 100
 COMMAND = [sys.executable, "-P", "-m", "hf_dcut.cli"]
 # Accelerate's --cpu starts one process where there is no MPI; --multi_gpu starts them on CPUs too.
 LAUNCH = [sys.executable, "-P", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -27,14 +27,14 @@ Read = Callable[[Path], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def job(tmp_path: Path, target: Path, write_lines: Callable[..., Path]) -> Callable[..., list[str]]:
+def job(tmp_path: Path, tiny_folder: Path, write_lines: Callable[..., Path]) -> Callable[..., list[str]]:
     """`job(name)`: the arguments of a job that samples, with results in the file of that name."""
     write_lines([{"id": f"q{i}", "prompt": "abcdefgh"[: i % 5 + 1] * 3} for i in range(LINES)])
 
     def arguments(name: str) -> list[str]:
         files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / name)]
         options = ["--max-new-tokens", str(TOKENS), "--temperature", "1", "--token-ids", "--max-batch-size", "2"]
-        return ["run", *files, "--target", str(target), "--drafter", "lookup", "--budget", "0.5", *options]
+        return ["run", *files, "--target", str(tiny_folder), "--drafter", "lookup", "--budget", "0.5", *options]
 
     return arguments
 

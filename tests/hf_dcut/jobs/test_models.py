@@ -20,24 +20,24 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def copy(target: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(target, tmp_path / "copy"))
+def copy(tiny_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_folder, tmp_path / "copy"))
 
 
-def test_a_copy_is_the_same_model(target: Path, copy: Path) -> None:
-    assert identity(str(target), None) == identity(str(copy), None)
+def test_a_copy_is_the_same_model(tiny_folder: Path, copy: Path) -> None:
+    assert identity(str(tiny_folder), None) == identity(str(copy), None)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"])
-def test_a_changed_text_is_another_model(target: Path, copy: Path, name: str) -> None:
+def test_a_changed_text_is_another_model(tiny_folder: Path, copy: Path, name: str) -> None:
     (copy / name).write_text((copy / name).read_text() + " ")
-    assert identity(str(target), None) != identity(str(copy), None)
+    assert identity(str(tiny_folder), None) != identity(str(copy), None)
 
 
-def test_other_weights_are_another_model(target: Path, copy: Path) -> None:
+def test_other_weights_are_another_model(tiny_folder: Path, copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     save_file({name: tensor + 1e-9 for name, tensor in tensors.items()}, copy / "model.safetensors", {"format": "pt"})
-    assert identity(str(target), None) != identity(str(copy), None)
+    assert identity(str(tiny_folder), None) != identity(str(copy), None)
 
 
 def test_a_commit_names_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +54,13 @@ def test_a_commit_names_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.M
     assert identity("owner/name", commit) == commit
 
 
-def test_what_is_no_model_is_named(tmp_path: Path, target: Path) -> None:
+def test_what_is_no_model_is_named(tmp_path: Path, tiny_folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match="'/no/such/folder' is no folder, and no Hub repository"):
         identity("/no/such/folder", None)
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         identity(str(tmp_path), None)
     with pytest.raises(ValueError, match="is a folder, which has no revisions"):
-        identity(str(target), "main")
+        identity(str(tiny_folder), "main")
 
 
 class Boom:

@@ -182,7 +182,7 @@ def test_nothing_to_answer(
 
 
 def test_another_input_or_model_is_another_run(
-    make_plan: Make, write_lines: Callable[..., Path], out: Path, target: Path, tmp_path: Path, echo: Any
+    make_plan: Make, write_lines: Callable[..., Path], out: Path, tiny_folder: Path, tmp_path: Path, echo: Any
 ) -> None:
     write_lines(ENTRIES)
     run(make_plan(), lambda *_: echo())

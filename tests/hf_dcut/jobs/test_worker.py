@@ -19,8 +19,8 @@ CHAT = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture(scope="module")
-def parts(target: Any) -> Worker:
-    return load(Plan("in", "out", str(target), "lookup"), {}, torch.device("cpu"))
+def parts(tiny_folder: Any) -> Worker:
+    return load(Plan("in", "out", str(tiny_folder), "lookup"), {}, torch.device("cpu"))
 
 
 @pytest.fixture
