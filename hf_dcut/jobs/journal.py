@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# How `os.write` is called.
+Write = Callable[[int, memoryview], int]
 SYNC_SECONDS = 1.0
 _BLOCK = 1 << 16
 
@@ -29,7 +31,7 @@ class Journal:
         write: `os.write`, or one that fails, for tests.
     """
 
-    def __init__(self, path: Path, write: Callable[[int, bytes], int] = os.write):
+    def __init__(self, path: Path, write: Write = os.write):
         self._name, self._write = str(path), write
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = _whole(self._file)
@@ -78,7 +80,7 @@ def encode(record: dict[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
-def write_all(file: int, data: bytes, write: Callable[[int, bytes], int] = os.write) -> None:
+def write_all(file: int, data: bytes, write: Write = os.write) -> None:
     """Writes all bytes to a file descriptor: the system may take them in pieces."""
     view = memoryview(data)
     while view:

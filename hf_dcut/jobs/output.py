@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from accelerate import PartialState
 from filelock import FileLock, Timeout
 
-from hf_dcut.jobs.journal import Journal, OutputError, encode, records, replace, write_all
+from hf_dcut.jobs.journal import Journal, OutputError, Write, encode, records, replace, write_all
 
 STDOUT = "-"
 
@@ -97,7 +97,7 @@ class FileOutput:
         run: dict[str, Any],
         retry_errors: bool,
         state: PartialState,
-        write: Callable[[int, bytes], int] = os.write,
+        write: Write = os.write,
     ):
         self._path, self._state, self._write = path, state, write
         self._folder = path.with_name(f"{path.name}.job")

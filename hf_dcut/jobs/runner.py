@@ -69,11 +69,13 @@ def run(plan: Plan, load: Load = load) -> Outcome:
     """
     state = _processes(plan)
     with closing(Source(plan.input, plan.max_new_tokens)) as source:
-        _keep_rejects(plan, source, state)
+        _check_lines(plan, source)
         run, revisions = _identify(plan, source)
         path = Path(plan.output)
         opened = StreamOutput() if plan.output == STDOUT else FileOutput(path, run, plan.retry_errors, state)
         with closing(opened) as output:
+            # Not before: these may be the rejects of another run, whose results are refused.
+            _keep_rejects(plan, source, state)
             return _work(plan, source, output, state, lambda: load(plan, revisions, state.device))
 
 
@@ -87,20 +89,22 @@ def _processes(plan: Plan) -> PartialState:
     return state
 
 
+def _check_lines(plan: Plan, source: Source) -> None:
+    """Raises ValueError if there is nothing to answer, or, when the plan is strict, a line that cannot be."""
+    if source.rejects and (plan.strict or not source.lines):
+        number, reason = next(iter(source.rejects.items()))
+        more = len(source.rejects) - 1
+        raise ValueError(f"input {plan.input}, line {number}: {reason}" + (f"; and {more} more lines" if more else ""))
+    if not source.lines:
+        raise ValueError(f"input {plan.input} has no lines")
+
+
 def _keep_rejects(plan: Plan, source: Source, state: PartialState) -> None:
-    """Writes the rejected lines to their file; ValueError if the plan is strict, or no line is left."""
+    """Writes the rejected lines to their file."""
     path = plan.rejects_path
     if state.is_main_process and path is not None and (source.rejects or path.exists()):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, source.rejected())
-    if source.rejects and (plan.strict or not source.lines):
-        number, reason = next(iter(source.rejects.items()))
-        raise ValueError(
-            f"input {plan.input}, line {number}: {reason}. Lines that cannot be answered: {len(source.rejects)}"
-            + (f", all in {path}" if path else "")
-        )
-    if not source.lines:
-        raise ValueError(f"input {plan.input} has no lines")
 
 
 def _identify(plan: Plan, source: Source) -> tuple[dict[str, Any], dict[str, str]]:

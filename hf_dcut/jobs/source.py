@@ -13,8 +13,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from hf_dcut.jobs import options
 
@@ -196,7 +197,7 @@ def _kind(value: object) -> str:
     return names[type(value)]
 
 
-def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _numbered(file: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
     """Yields number and bytes of the lines that are not blank; of one that is too long, its beginning."""
     file.seek(0)
     number = 0
@@ -210,12 +211,12 @@ def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, raw.rstrip(b"\r\n")
 
 
-def _open(name: str) -> BinaryIO:
+def _open(name: str) -> BufferedIOBase:
     """Returns a file that can be read more than once; of a pipe, an unnamed copy of all that comes."""
-    stream = sys.stdin.buffer if name == STDIN else cast(BinaryIO, Path(name).open("rb"))  # noqa: SIM115 (kept open)
+    stream = sys.stdin.buffer if name == STDIN else Path(name).open("rb")  # noqa: SIM115 (kept open)
     if name != STDIN and stream.seekable():
-        return stream
+        return cast(BufferedIOBase, stream)
     file = tempfile.TemporaryFile()  # noqa: SIM115 (kept open)
     shutil.copyfileobj(stream, file)
     file.seek(0)
-    return cast(BinaryIO, file)
+    return cast(BufferedIOBase, file)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,18 +179,30 @@ def test_standard_output_has_results_alone(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr() == ('{"line": 1, "error": "ü"}\nback\n', "a library talks\n")
 
 
-def test_a_closed_pipe_stops(capfd: pytest.CaptureFixture[str]) -> None:
-    reader, writer = os.pipe()
+@pytest.fixture
+def stdout_is(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[int], None]]:
+    """`stdout_is(file)`: makes a file standard output until the test ends."""
     stdout = os.dup(1)
-    sys.stdout.flush()
-    os.dup2(writer, 1)
+    yield lambda file: os.dup2(file, 1) and None
+    os.dup2(stdout, 1)
+    os.close(stdout)
+
+
+def test_a_closed_pipe_stops(stdout_is: Callable[[int], None]) -> None:
+    reader, writer = os.pipe()
+    stdout_is(writer)
     os.close(writer)
-    try:
-        output = StreamOutput()
-        os.close(reader)
-        with pytest.raises(OutputError, match="standard output cannot be written: Broken pipe"):
-            output.append({"line": 1, "error": ""})
-        output.close()
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
+    output = StreamOutput()
+    os.close(reader)
+    with pytest.raises(OutputError, match="standard output cannot be written: Broken pipe"):
+        output.append({"line": 1, "error": ""})
+    output.close()
+
+
+def test_a_full_device_stops(stdout_is: Callable[[int], None]) -> None:
+    with open("/dev/full", "wb") as full:
+        stdout_is(full.fileno())
+    output = StreamOutput()
+    with pytest.raises(OutputError, match="standard output cannot be written: No space left on device"):
+        output.append({"line": 1, "error": ""})
+    output.close()

@@ -7,10 +7,12 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hf_dcut.jobs import runner
 from hf_dcut.jobs.journal import OutputError
 from hf_dcut.jobs.plan import Plan
 from hf_dcut.jobs.runner import run
@@ -167,9 +169,9 @@ def test_strict_stops_before_anything_is_loaded(
     make_plan: Make, write_lines: Callable[..., Path], out: Path, echo: Any
 ) -> None:
     write_lines(BAD)
-    with pytest.raises(ValueError, match=r"in\.jsonl, line 2: not JSON.*cannot be answered: 2, all in .*rejects"):
+    with pytest.raises(ValueError, match=r"in\.jsonl, line 2: not JSON.*; and 1 more lines"):
         run(make_plan(strict=True), lambda *_: echo())
-    assert not out.exists()
+    assert {path.name for path in out.parent.iterdir()} == {"in.jsonl"}
 
 
 @pytest.mark.parametrize(("lines", "reason"), [([], "has no lines"), ([b"x", b"y"], "line 1: not JSON")])
@@ -194,10 +196,18 @@ def test_another_input_or_model_is_another_run(
     (other / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="target revision was"):
         run(make_plan(target=str(other)), lambda *_: echo())
-    write_lines(ENTRIES[1:])
+    write_lines([*ENTRIES[1:], b"oops"])
     with pytest.raises(ValueError, match=r"another run \(input was"):
         run(make_plan(), lambda *_: echo())
+    assert not (tmp_path / "out.jsonl.rejects").exists()
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("which", ["input", "output"])
+def test_several_processes_want_files(make_plan: Make, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PartialState", lambda **_: SimpleNamespace(num_processes=2))
+    with pytest.raises(ValueError, match="2 processes share a job: give files"):
+        run(make_plan(**{which: "-"}))
 
 
 def test_ids_name_no_files(
