@@ -123,8 +123,8 @@ def iterate_batch(
     """
     intake = Intake(model, generation_config, **arguments)
     if isinstance(inputs, Sequence):
-        # Everything is known: the slots are as long as needed, and the most urgent are prepared first.
-        intake.max_length = intake.max_length or intake.longest(inputs)
+        # Everything is known: there are as many slots as needed, as long as needed, and the urgent go first.
+        intake.fit_to(inputs)
         return BatchRun(intake, sorted(enumerate(inputs), key=lambda pair: -getattr(pair[1], "priority", 0)))
     if intake.max_length is None:
         raise ValueError(

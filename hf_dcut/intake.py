@@ -95,21 +95,25 @@ class Intake:
         with open_engine(self.model, self.drafter, self.config, slots, 1, longest, stats, fit=True) as engine:
             yield engine
 
-    def longest(self, inputs: Iterable[object]) -> int:
-        """Returns the tokens of the longest of these requests that fits into memory, its longest answer included.
+    def fit_to(self, inputs: Sequence[object]) -> None:
+        """Takes no more slots than these inputs have sequences, and no longer ones than they need.
 
-        Inputs that cannot be prepared are passed over: they fail by themselves later.
+        Inputs that cannot be prepared are passed over, and those that no memory holds: they fail by themselves later.
         """
         sizes: dict[int, tuple[GenerationConfig | None, set[int]]] = {}
+        sequences = 0
         for given in inputs:
-            config = given.generation_config if isinstance(given, BatchRequest) else None
-            prompt = given.input_ids if isinstance(given, BatchRequest) else given
-            if hasattr(prompt, "__len__"):
-                sizes.setdefault(id(config), (config, set()))[1].add(len(prompt))
-        longest = max((self._reach(config, lengths) for config, lengths in sizes.values()), default=1)
-        block = self.drafter.draft_tokens if self.drafter else 0
-        cells = fitting_length(Target(self.model), self.drafter, self.config.max_cache_bytes)
-        return max(1, min(longest, cells - block))
+            one = given if isinstance(given, BatchRequest) else BatchRequest(given)  # type: ignore[arg-type]
+            sequences += self._answers(one)
+            if hasattr(one.input_ids, "__len__"):
+                config = one.generation_config
+                sizes.setdefault(id(config), (config, set()))[1].add(len(one.input_ids))
+        self.max_batch_size = max(1, min(self.max_batch_size, sequences))
+        if self.max_length is None:
+            longest = max((self._reach(config, lengths) for config, lengths in sizes.values()), default=1)
+            block = self.drafter.draft_tokens if self.drafter else 0
+            cells = fitting_length(Target(self.model), self.drafter, self.config.max_cache_bytes)
+            self.max_length = max(1, min(longest, cells - block))
 
     def requests(self, given: object, number: int) -> list[Request]:
         """Returns the requests of an input, one a sequence to be returned.

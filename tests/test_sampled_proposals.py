@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hf_dcut import DCutConfig, engine
+from hf_dcut import DCutConfig, drafting
 from hf_dcut.acceptance import accept
 from hf_dcut.choosing import choose
 from hf_dcut.drafters import BoundDrafter, DFlashDrafter, Drafter
@@ -179,7 +179,7 @@ def seeing_what_was_drawn(*arguments: Any) -> Drafts:
 def test_a_score_that_sees_the_drawn_token_is_caught(
     model: PreTrainedModel, chance: Chance, fresh_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "draw_drafts", seeing_what_was_drawn)
+    monkeypatch.setattr(drafting, "draw_drafts", seeing_what_was_drawn)
     counts, _ = draws(model, drafter_for(model), fresh_seed, 0.4)
     assert chance(counts, law(model, 3)) < ALPHA
     whole, _ = draws(model, drafter_for(model), fresh_seed, 1.0)
