@@ -38,7 +38,7 @@ class Outcome:
         rejected: lines that cannot.
         results: all there are, those of earlier runs included.
         tokens: new tokens of this run alone.
-        seconds: this run took, models loaded.
+        seconds: of this run, from when the models were loaded.
         main: whether this process is the one that speaks for all.
     """
 
@@ -70,10 +70,8 @@ def run(plan: Plan, load: Load = load) -> Outcome:
     state = _processes(plan)
     with closing(Source(plan.input, plan.max_new_tokens)) as source:
         _check_lines(plan, source)
-        run, revisions = _identify(plan, source)
-        path = Path(plan.output)
-        opened = StreamOutput() if plan.output == STDOUT else FileOutput(path, run, plan.retry_errors, state)
-        with closing(opened) as output:
+        whose, revisions = _identify(plan, source)
+        with closing(_open(plan, whose, state)) as output:
             # Not before: these may be the rejects of another run, whose results are refused.
             _keep_rejects(plan, source, state)
             return _work(plan, source, output, state, lambda: load(plan, revisions, state.device))
@@ -89,6 +87,13 @@ def _processes(plan: Plan) -> PartialState:
     return state
 
 
+def _open(plan: Plan, whose: dict[str, Any], state: PartialState) -> Output:
+    """Returns where results go; ValueError if they are another run's than `whose`."""
+    if plan.output == STDOUT:
+        return StreamOutput()
+    return FileOutput(Path(plan.output), whose, plan.retry_errors, state)
+
+
 def _check_lines(plan: Plan, source: Source) -> None:
     """Raises ValueError if there is nothing to answer, or, when the plan is strict, a line that cannot be."""
     if source.rejects and (plan.strict or not source.lines):
@@ -102,7 +107,7 @@ def _check_lines(plan: Plan, source: Source) -> None:
 def _keep_rejects(plan: Plan, source: Source, state: PartialState) -> None:
     """Writes the rejected lines to their file."""
     path = plan.rejects_path
-    if state.is_main_process and path is not None and (source.rejects or path.exists()):
+    if state.is_main_process and path is not None and source.rejects:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, source.rejected())
 
