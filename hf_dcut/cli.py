@@ -1,4 +1,4 @@
-"""`hf-dcut bench | profile | inspect | gpu-check`: the commands."""
+"""`hf-dcut run | bench | profile | inspect | gpu-check`: the commands."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from pathlib import Path
 
 from hf_dcut import __version__
 from hf_dcut.bench.command import add_bench, add_models, positive
+from hf_dcut.jobs.command import add_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when the command did its work, 1 when it found problems, 2 when it cannot do it."""
+    """Returns the exit status: 0 when the command did its work, 1 when it found problems, 2 when it cannot do it.
+
+    `run` has more of them, which its help tells.
+    """
     parser = argparse.ArgumentParser(prog="hf-dcut", description="Batched speculative decoding for Transformers.")
     parser.add_argument("--version", action="version", version=f"hf-dcut {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (add_bench, _add_profile, _add_inspect, _add_gpu_check):
+    for add in (add_run, add_bench, _add_profile, _add_inspect, _add_gpu_check):
         add(commands)
     options = parser.parse_args(arguments)
     try:

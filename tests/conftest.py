@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import secrets
+import string
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config  # noqa: E402 (see above)
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noqa: E402 (see above)
+from transformers import (  # noqa: E402 (see above)
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 from hf_dcut.drafters.base import BoundDrafter, Drafter  # noqa: E402
 from hf_dcut.types import Batch, Committed, Drafts  # noqa: E402
@@ -51,6 +59,16 @@ TINY = {
     "eos_token_id": 2,
 }
 
+# Knows three roles and whether to think.
+TEMPLATE = """
+{%- for message in messages -%}
+{%- if message.role not in ["system", "user", "assistant"] -%}{{ raise_exception("no such role") }}{%- endif -%}
+{{ message.role }}: {{ message.content }}
+{% endfor -%}
+{%- if add_generation_prompt -%}assistant: {% endif -%}
+{%- if enable_thinking -%}<think>{%- endif -%}
+"""
+
 Builder = Callable[..., PreTrainedModel]
 
 
@@ -67,6 +85,16 @@ def build_target(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, *
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with a token for each of 98 characters, for the ids of the tiny targets."""
+    words = ["<pad>", "<bos>", "<eos>", *string.digits, *string.ascii_letters, *string.punctuation, " ", "\n", "é", "ü"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "?"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE.strip(), **special)
 
 
 def build_prompts(rows: int, seed: int = 0, longest: int = 12) -> dict[str, torch.Tensor]:
@@ -95,6 +123,15 @@ def tiny_llama() -> Builder:
 def tiny_qwen3() -> Builder:
     """`tiny_qwen3(dtype=torch.float64, seed=0, **overrides)`."""
     return lambda dtype=torch.float64, seed=0, **overrides: build_target("qwen3", dtype, seed, **overrides)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama in float64, whose tokens are characters."""
+    folder = tmp_path_factory.mktemp("tiny")
+    build_target("llama").save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
