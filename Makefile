@@ -1,4 +1,4 @@
-# One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make clean`.
+# One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make soak`, `make clean`.
 #
 # The torch build: pip takes the one its index prefers, with CUDA on Linux. On a machine without an NVIDIA GPU, a CPU
 # build spares gigabytes. To choose one, name the index that PyTorch's install page gives for it, or another version:
@@ -14,6 +14,7 @@ TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 TRANSFORMERS ?=
 PYTEST_FLAGS ?=
+MINUTES ?= 30
 
 BIN := $(VENV)/bin
 MODEL := models/smollm2-135m-instruct
@@ -22,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # `python -m` must not put the repository on sys.path: ./hf_dcut alone is not the whole package, see pyproject.toml.
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup test demo check docs gpu-check package clean distclean
+.PHONY: setup test demo check docs package gpu-check soak clean distclean
 
 setup: $(VENV)/.installed $(MODEL)/config.json
 
@@ -62,6 +63,10 @@ package: $(VENV)/.installed
 
 gpu-check: setup
 	$(BIN)/hf-dcut gpu-check --out docs/benchmarks/gpu_check.json
+
+# Half an hour of requests that come, go, fail and are evicted: every text the same, memory flat. MINUTES shortens it.
+soak: setup
+	$(BIN)/python tests/soak/soak.py --minutes $(MINUTES)
 
 # The environment and the model stay; `make distclean` takes them too.
 clean:

@@ -11,7 +11,7 @@ import torch
 
 from hf_dcut.budget import NonFiniteScores, positions
 from hf_dcut.cost_table import CostTable
-from hf_dcut.kernels import select
+from hf_dcut.kernels import QUANTUM, select
 from hf_dcut.packing import as_packed
 from hf_dcut.types import Batch, Cut, Drafts, Packed
 
@@ -22,6 +22,7 @@ def select_at_once(
     ratios: Sequence[float],
     costs: CostTable | None,
     reach: int,
+    belief: float = 1.0,
     path: str | None = None,
 ) -> tuple[Packed, Cut]:
     """Returns the packed row of the best cut, and the cut.
@@ -32,6 +33,7 @@ def select_at_once(
         ratios: budgets to choose from.
         costs: seconds of steps; needed to choose between several ratios.
         reach: cells that any request can use after the step.
+        belief: what survivals are scaled by for the choice.
         path: "triton" or "reference"; None for the device's own.
 
     Raises:
@@ -42,11 +44,12 @@ def select_at_once(
     points, seconds = costs.curve(rows) if costs is not None and len(ratios) > 1 else ([0.0], [1.0])
     budgets = torch.tensor([positions(ratio, rows, depth) for ratio in ratios]).to(device, non_blocking=True)
     curve = torch.tensor([points, seconds], dtype=torch.float64).to(device, non_blocking=True)
+    scale = torch.tensor([belief], dtype=torch.float64).to(device, non_blocking=True)
     row = (batch.anchor, batch.slot, batch.length, batch.rope)
-    chosen = select(drafts.confidence, drafts.token, drafts.count, batch.room, *row, budgets, curve, path=path)
+    chosen = select(drafts.confidence, drafts.token, drafts.count, batch.room, *row, budgets, curve, scale, path=path)
     # The step's only host read before verification.
-    best, total, finite, *offered = chosen.numbers.tolist()
+    best, total, finite, promised, *offered = chosen.numbers.tolist()
     if not finite:
         raise NonFiniteScores("the drafter's confidences are not finite")
     packed = as_packed(chosen.columns[:, :total], chosen.start, chosen.used, depth, reach)
-    return packed, Cut(chosen.keep, total, ratios[best], tuple(offered))
+    return packed, Cut(chosen.keep, total, ratios[best], tuple(offered), promised * QUANTUM)

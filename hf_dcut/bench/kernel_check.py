@@ -119,7 +119,14 @@ def selector_inputs(rows: int, depth: int, device: torch.device, ties: bool = Fa
     budgets = torch.tensor([positions(ratio, rows, depth) for ratio in PAPER_RATIOS])
     curve = torch.stack([budgets.double(), torch.tensor([1.0, 1.1, 1.3, 1.6], dtype=torch.float64)])
     token = torch.randint(0, 1000, (rows, depth), generator=generator)
-    given = (confidence.mul(4).round() / 4 if ties else confidence, token, *columns[:6], budgets, curve)
+    given = (
+        confidence.mul(4).round() / 4 if ties else confidence,
+        token,
+        *columns[:6],
+        budgets,
+        curve,
+        torch.ones(1).double(),
+    )
     return tuple(x.to(device) for x in given)
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from hf_dcut.kernels import paths
 from hf_dcut.kernels.paths import attention_path, select_path
 from hf_dcut.kernels.reference.packed_attention import band, decode_attention, prefill_attention
-from hf_dcut.kernels.reference.select import Selected, gains, lay_out, ranks, survivals
+from hf_dcut.kernels.reference.select import QUANTUM, Selected, gains, lay_out, ranks, survivals
 
 __all__ = [
+    "QUANTUM",
     "Selected",
     "argmax_logprob",
     "attention_path",

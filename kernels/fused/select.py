@@ -77,25 +77,26 @@ def _interpolate(curve, P, total):
 
 
 @triton.jit
-def _choose(rank, parts, budgets, curve, B, C, P, most, QUANTUM: tl.constexpr):
-    """Index of the budget with the most expected tokens a second, and its packed tokens."""
-    best, best_total = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+def _choose(rank, parts, budgets, curve, belief, B, C, P, most, QUANTUM: tl.constexpr):
+    """Index of the budget with the most expected tokens a second, its packed tokens, and its drafts' parts."""
+    best, best_total, best_gain = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     best_rate = tl.full((), -1.0, tl.float64)
     for c in range(C):
         total = tl.minimum(tl.load(budgets + c), most)
         taken = tl.where(rank < total - B, parts, 0)
-        gain = tl.sum(tl.sum(taken, 1), 0).to(tl.float64) * QUANTUM
-        rate = (B + gain) / _interpolate(curve, P, total.to(tl.float64))
+        gain = tl.sum(tl.sum(taken, 1), 0)
+        rate = (B + tl.load(belief) * (gain.to(tl.float64) * QUANTUM)) / _interpolate(curve, P, total.to(tl.float64))
         better = (rate > best_rate) | (c == 0)
         best = tl.where(better, c, best)
         best_total = tl.where(better, total, best_total)
+        best_gain = tl.where(better, gain, best_gain)
         best_rate = tl.where(better, rate, best_rate)
-    return best, best_total
+    return best, best_total, best_gain
 
 
 @triton.jit(do_not_specialize=["B", "D", "C", "P"])
 def choose_kernel(
-    survival, rank, token, count, room, anchor, slot, length, rope, budgets, curve,
+    survival, rank, token, count, room, anchor, slot, length, rope, budgets, curve, belief,
     keep, columns, start, used, numbers,
     B, D, C, P, stride_row, stride_depth,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, QUANTUM: tl.constexpr,
@@ -114,14 +115,15 @@ def choose_kernel(
 
     most = B + tl.sum(offered.to(tl.int64), 0)
     # The anchors' and the invalid places' parts are 0, so their rank does not matter.
-    best, total = _choose(own_rank, parts, budgets, curve, B, C, P, most, QUANTUM)
+    best, total, gain = _choose(own_rank, parts, budgets, curve, belief, B, C, P, most, QUANTUM)
     kept = valid & (own_rank < total - B)
     tl.store(keep + place, kept.to(tl.int8), mask=inside)
     broken = tl.sum(tl.sum((valid & (finite == 0)).to(tl.int32), 1), 0)
     tl.store(numbers, best)
     tl.store(numbers + 1, total)
     tl.store(numbers + 2, (broken == 0).to(tl.int64))
-    tl.store(numbers + 3 + row, offered.to(tl.int64), mask=row < B)
+    tl.store(numbers + 3, gain)
+    tl.store(numbers + 4 + row, offered.to(tl.int64), mask=row < B)
 
     drafts = tl.sum(kept.to(tl.int32), 1)
     rows = tl.where(row < B, drafts + 1, 0)
@@ -160,7 +162,7 @@ def choose_kernel(
 
 def select(
     confidence: Tensor, token: Tensor, count: Tensor, room: Tensor, anchor: Tensor, slot: Tensor, length: Tensor,
-    rope: Tensor, budgets: Tensor, curve: Tensor,
+    rope: Tensor, budgets: Tensor, curve: Tensor, belief: Tensor,
 ) -> Selected:  # fmt: skip
     """Returns what `reference.select.select` does, for up to 256 requests of up to 31 drafts.
 
@@ -173,7 +175,7 @@ def select(
             f"the selector kernel got {rows} requests of {depth} drafts: it takes 1 to {MOST_REQUESTS} of 1 to "
             f"{MOST_DRAFTS}. Use fewer at once, or path='reference'"
         )
-    return Selected(*_select(confidence, token, count, room, anchor, slot, length, rope, budgets, curve))
+    return Selected(*_select(confidence, token, count, room, anchor, slot, length, rope, budgets, curve, belief))
 
 
 def fits(rows: int, depth: int) -> bool:
@@ -184,10 +186,10 @@ def fits(rows: int, depth: int) -> bool:
 @torch.library.custom_op("hf_dcut::select", mutates_args=())
 def _select(
     confidence: Tensor, token: Tensor, count: Tensor, room: Tensor, anchor: Tensor, slot: Tensor, length: Tensor,
-    rope: Tensor, budgets: Tensor, curve: Tensor,
+    rope: Tensor, budgets: Tensor, curve: Tensor, belief: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    (B, D), numbers = confidence.shape, (count, room, anchor, slot, length, rope, budgets, curve)
-    count, room, anchor, slot, length, rope, budgets, curve = (x.contiguous() for x in numbers)
+    (B, D), numbers = confidence.shape, (count, room, anchor, slot, length, rope, budgets, curve, belief)
+    count, room, anchor, slot, length, rope, budgets, curve, belief = (x.contiguous() for x in numbers)
     survival = confidence.new_empty(B, D, dtype=torch.float32)
     rank = confidence.new_empty(B, D, dtype=torch.int32)
     rows = triton.next_power_of_2(B)
@@ -198,10 +200,10 @@ def _select(
         rank_kernel[D, triton.cdiv(B, block)](
             confidence, count, room, survival, rank, B, D, *confidence.stride(), ROWS=rows, BLOCK=block, **options
         )
-        result = _empty(confidence, token, count, room, anchor, slot, length, rope, budgets, curve)
+        result = _empty(confidence, token, count, room, anchor, slot, length, rope, budgets, curve, belief)
         keep, *others = result
         choose_kernel[(1,)](
-            survival, rank, token, count, room, anchor, slot, length, rope, budgets, curve,
+            survival, rank, token, count, room, anchor, slot, length, rope, budgets, curve, belief,
             keep.view(torch.int8), *others, B, D, len(budgets), curve.shape[1], *token.stride(),
             ROWS=rows, WIDTH=triton.next_power_of_2(D + 1), PLACES=triton.next_power_of_2(B * (D + 1)), QUANTUM=QUANTUM,
             **options,
@@ -218,5 +220,5 @@ def _empty(confidence: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor,
         confidence.new_empty(6, B * (D + 1), dtype=torch.int64),
         confidence.new_empty(B + 1, dtype=torch.int32),
         confidence.new_empty(B, dtype=torch.int32),
-        confidence.new_empty(3 + B, dtype=torch.int64),
+        confidence.new_empty(4 + B, dtype=torch.int64),
     )

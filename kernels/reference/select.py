@@ -25,8 +25,8 @@ class Selected(NamedTuple):
             hold the last request's anchor and belong to no request.
         start: int32 [B+1], where each request begins.
         used: int32 [B], cells of its slot in use once the row is stored.
-        numbers: int64 [3+B], index of the chosen budget, packed tokens, whether all survivals are finite, and the
-            drafts that each request offered.
+        numbers: int64 [4+B], index of the chosen budget, packed tokens, whether all survivals are finite, the sum of
+            those that stay in multiples of `QUANTUM`, and the drafts that each request offered.
     """
 
     keep: Tensor
@@ -47,6 +47,7 @@ def select(
     rope: Tensor,
     budgets: Tensor,
     curve: Tensor,
+    belief: Tensor,
 ) -> Selected:
     """Returns the cut with the most expected tokens a second, and its packed row.
 
@@ -57,6 +58,7 @@ def select(
         anchor, slot, length, rope: int64 [B], as in `Batch`.
         budgets: int64 [C], packed tokens to choose from, each at least B. Equal rates: the first.
         curve: float64 [2, P], rising packed tokens and the seconds of a step there; see `interpolate`.
+        belief: float64 [1], what survivals are scaled by for the choice.
     """
     (rows, depth), device = confidence.shape, confidence.device
     offered = torch.minimum(count, room).clamp(0, depth)
@@ -65,7 +67,7 @@ def select(
     rank = ranks(survival, valid)
     totals = torch.minimum(budgets, rows + offered.sum())
     gain = gains(survival, valid, rank, totals - rows)
-    rate = (rows + gain) / interpolate(curve, totals)
+    rate = (rows + belief * gain) / interpolate(curve, totals)
     index = torch.arange(len(budgets), device=device)
     # Of one place, not of none: an index without dimensions would be read on the host.
     best = torch.where(rate == rate.max(), index, len(budgets) - 1).amin(0, keepdim=True)
@@ -73,7 +75,8 @@ def select(
     keep = valid & (rank < total - rows)
     columns, start, used = lay_out(token, keep.sum(1), anchor, slot, length, rope, rows * (depth + 1))
     finite = torch.where(valid, survival, 0.0).isfinite().all()
-    return Selected(keep, columns, start, used, torch.cat([best, total, finite.long()[None], offered]))
+    promised = (gain[best] / QUANTUM).long()
+    return Selected(keep, columns, start, used, torch.cat([best, total, finite.long()[None], promised, offered]))
 
 
 def survivals(confidence: Tensor, valid: Tensor) -> Tensor:

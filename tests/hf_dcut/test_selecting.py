@@ -21,8 +21,10 @@ from hf_dcut.types import Batch, Cut, Drafts, Packed
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 
 
-def by_stages(drafts: Drafts, batch: Batch, ratios: tuple[float, ...], costs: CostTable | None) -> tuple[Packed, Cut]:
-    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None)
+def by_stages(
+    drafts: Drafts, batch: Batch, ratios: tuple[float, ...], costs: CostTable | None, belief: float = 1.0
+) -> tuple[Packed, Cut]:
+    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
     return pack(drafts, chosen, batch, reach=99), chosen
 
 
@@ -59,8 +61,9 @@ def test_equals_the_stages(make_batch: Callable[..., Batch], path: str, examples
         points = sorted({max(measured, round(whole * ratio)) for ratio in RATIOS})
         costs = CostTable.from_rows({measured: dict(zip(points, seconds, strict=False))}, drafts.token.shape[1])
         ratios = data.draw(st.sampled_from([RATIOS, (0.5,), (1.0,), (0.1, 0.3, 0.9)]))
-        found = select_at_once(drafts, batch, ratios, costs, 99, path=path)
-        for a, b in zip(found, by_stages(drafts, batch, ratios, costs), strict=True):
+        belief = data.draw(st.sampled_from([1.0, 0.3, 1.7]))
+        found = select_at_once(drafts, batch, ratios, costs, 99, belief, path)
+        for a, b in zip(found, by_stages(drafts, batch, ratios, costs, belief), strict=True):
             assert_same(a, b)
 
     check()

@@ -17,7 +17,15 @@ import pytest
 # Bytes of shared memory that a block may take; code for sm_80 also runs on sm_86 and sm_89, which have the least.
 SHARED = {80: 99 * 1024, 90: 227 * 1024}
 POINTERS = {"count": "i64", "room": "i64", "survival": "fp32", "rank": "i32", "token": "i64", "anchor": "i64"}
-POINTERS |= {"slot": "i64", "length": "i64", "rope": "i64", "budgets": "i64", "curve": "fp64", "keep": "i8"}
+POINTERS |= {
+    "slot": "i64",
+    "length": "i64",
+    "rope": "i64",
+    "budgets": "i64",
+    "curve": "fp64",
+    "belief": "fp64",
+    "keep": "i8",
+}
 POINTERS |= {"columns": "i64", "numbers": "i64", "start": "i32", "used": "i32", "begin": "i32", "ancestors": "i8"}
 POINTERS |= {"index": "i64", "logprob": "fp32", "weight": "fp32"}
 

@@ -36,6 +36,7 @@ def make_inputs(rows: int, depth: int, budgets: int, points: int, seed: int, tie
         *(numbers(high, rows) for high in (depth + 2, depth + 2, 1000, 64, 500, 9)),
         totals,
         curve.double() + 0.5,
+        torch.rand(1, generator=generator).double() * 1.5,
     )
 
 
@@ -62,7 +63,7 @@ def cost(total: int, points: list[float], seconds: list[float]) -> float:
 
 def by_loop(inputs: Inputs) -> dict[str, Any]:
     """Returns what `select` must say, from plain Python: sort all drafts, weigh each budget, lay the row out."""
-    confidence, token, count, room, anchor, slot, length, rope, budgets, (points, seconds) = (
+    confidence, token, count, room, anchor, slot, length, rope, budgets, (points, seconds), (belief,) = (
         x.tolist() for x in inputs
     )
     rows, depth = len(token), len(token[0])
@@ -79,7 +80,7 @@ def by_loop(inputs: Inputs) -> dict[str, Any]:
     rates, totals = [], [min(t, rows + len(places)) for t in budgets]
     for total in totals:
         gain = sum(int(-s * 2**40) for s, _, _ in places[: total - rows]) / 2**40
-        rates.append((rows + gain) / cost(total, points, seconds))
+        rates.append((rows + belief * gain) / cost(total, points, seconds))
     best = rates.index(max(rates))
     kept = [0] * rows
     for _, _, i in places[: totals[best] - rows]:
@@ -88,12 +89,21 @@ def by_loop(inputs: Inputs) -> dict[str, Any]:
     for i in range(rows):
         for k, own in enumerate([anchor[i], *token[i][: kept[i]]]):
             columns.append([own, slot[i], length[i] + k, length[i] + k + rope[i], k - 1])
-    return {"best": best, "total": totals[best], "offered": offered, "kept": kept, "columns": columns}
+    promised = sum(int(-s * 2**40) for s, _, _ in places[: totals[best] - rows])
+    return {
+        "promised": promised,
+        "best": best,
+        "total": totals[best],
+        "offered": offered,
+        "kept": kept,
+        "columns": columns,
+    }
 
 
 def assert_as_by_loop(found: Selected, inputs: Inputs) -> None:
     expected, length = by_loop(inputs), inputs[6].tolist()
-    best, total, finite, *offered = found.numbers.tolist()
+    best, total, finite, promised, *offered = found.numbers.tolist()
+    assert promised == expected["promised"]
     assert (best, total, bool(finite), offered) == (expected["best"], expected["total"], True, expected["offered"])
     assert found.columns[:5, :total].T.tolist() == expected["columns"]
     assert found.columns[5].tolist() == list(range(found.columns.shape[1]))
@@ -167,7 +177,7 @@ class TestEither:
         inputs[2] = torch.tensor([0, 3, 4])
         inputs[3] = torch.tensor([5, 0, -1])  # a request past its end has no room
         found = self.select(tuple(inputs), path, device)
-        assert found.numbers.tolist() == [0, 3, 1, 0, 0, 0]
+        assert found.numbers.tolist() == [0, 3, 1, 0, 0, 0, 0]
         assert found.start.tolist() == [0, 1, 2, 3]
         assert not found.keep.any()
 
