@@ -44,10 +44,9 @@ def select_at_once(
     points, seconds = costs.curve(rows) if costs is not None and len(ratios) > 1 else ([0.0], [1.0])
     budgets = torch.tensor([positions(ratio, rows, depth) for ratio in ratios]).to(device, non_blocking=True)
     curve = torch.tensor([points, seconds], dtype=torch.float64).to(device, non_blocking=True)
+    scale = torch.tensor([belief], dtype=torch.float64).to(device, non_blocking=True)
     row = (batch.anchor, batch.slot, batch.length, batch.rope)
-    trust = torch.tensor([belief], dtype=torch.float64).to(device, non_blocking=True)
-    given = (drafts.confidence, drafts.token, drafts.count, batch.room, *row, budgets, curve, trust)
-    chosen = select(*given, path=path)
+    chosen = select(drafts.confidence, drafts.token, drafts.count, batch.room, *row, budgets, curve, scale, path=path)
     # The step's only host read before verification.
     best, total, finite, promised, *offered = chosen.numbers.tolist()
     if not finite:

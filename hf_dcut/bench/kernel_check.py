@@ -125,7 +125,7 @@ def selector_inputs(rows: int, depth: int, device: torch.device, ties: bool = Fa
         *columns[:6],
         budgets,
         curve,
-        torch.tensor([0.7], dtype=torch.float64),
+        torch.ones(1).double(),
     )
     return tuple(x.to(device) for x in given)
 

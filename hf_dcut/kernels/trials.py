@@ -25,7 +25,7 @@ def try_select(module: ModuleType, device: torch.device) -> str | None:
     token = torch.arange(12).view(3, 4)
     columns = [torch.tensor(x) for x in ([4, 3, 2], [9, 9, 1], [20, 21, 22], [0, 1, 2], [5, 0, 7], [0, 0, 3])]
     budgets, curve = torch.tensor([4, 7, 12]), torch.tensor([[3.0, 6.0, 15.0], [1.0, 1.2, 2.0]], dtype=torch.float64)
-    given = (confidence, token, *columns, budgets, curve)
+    given = (confidence, token, *columns, budgets, curve, torch.tensor([0.75], dtype=torch.float64))
     expected, found = select.select(*given), module.select(*(x.to(device) for x in given))
     wrong = [n for n, a, b in zip(expected._fields, expected, found, strict=True) if not torch.equal(a, b.cpu())]
     return f"wrong {', '.join(wrong)}" if wrong else None

@@ -78,22 +78,20 @@ def _interpolate(curve, P, total):
 
 @triton.jit
 def _choose(rank, parts, budgets, curve, belief, B, C, P, most, QUANTUM: tl.constexpr):
-    """Index of the budget with the most expected tokens a second, its packed tokens, its parts of survivals."""
-    best, best_total = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
-    best_sum, trust = tl.full((), 0, tl.int64), tl.load(belief)
+    """Index of the budget with the most expected tokens a second, its packed tokens, and its drafts' parts."""
+    best, best_total, best_gain = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     best_rate = tl.full((), -1.0, tl.float64)
     for c in range(C):
         total = tl.minimum(tl.load(budgets + c), most)
         taken = tl.where(rank < total - B, parts, 0)
-        total_parts = tl.sum(tl.sum(taken, 1), 0)
-        gain = total_parts.to(tl.float64) * QUANTUM
-        rate = (B + trust * gain) / _interpolate(curve, P, total.to(tl.float64))
+        gain = tl.sum(tl.sum(taken, 1), 0)
+        rate = (B + tl.load(belief) * (gain.to(tl.float64) * QUANTUM)) / _interpolate(curve, P, total.to(tl.float64))
         better = (rate > best_rate) | (c == 0)
         best = tl.where(better, c, best)
         best_total = tl.where(better, total, best_total)
-        best_sum = tl.where(better, total_parts, best_sum)
+        best_gain = tl.where(better, gain, best_gain)
         best_rate = tl.where(better, rate, best_rate)
-    return best, best_total, best_sum
+    return best, best_total, best_gain
 
 
 @triton.jit(do_not_specialize=["B", "D", "C", "P"])
@@ -117,14 +115,14 @@ def choose_kernel(
 
     most = B + tl.sum(offered.to(tl.int64), 0)
     # The anchors' and the invalid places' parts are 0, so their rank does not matter.
-    best, total, promised = _choose(own_rank, parts, budgets, curve, belief, B, C, P, most, QUANTUM)
+    best, total, gain = _choose(own_rank, parts, budgets, curve, belief, B, C, P, most, QUANTUM)
     kept = valid & (own_rank < total - B)
     tl.store(keep + place, kept.to(tl.int8), mask=inside)
     broken = tl.sum(tl.sum((valid & (finite == 0)).to(tl.int32), 1), 0)
     tl.store(numbers, best)
     tl.store(numbers + 1, total)
     tl.store(numbers + 2, (broken == 0).to(tl.int64))
-    tl.store(numbers + 3, promised)
+    tl.store(numbers + 3, gain)
     tl.store(numbers + 4 + row, offered.to(tl.int64), mask=row < B)
 
     drafts = tl.sum(kept.to(tl.int32), 1)
@@ -202,7 +200,7 @@ def _select(
         rank_kernel[D, triton.cdiv(B, block)](
             confidence, count, room, survival, rank, B, D, *confidence.stride(), ROWS=rows, BLOCK=block, **options
         )
-        result = _empty(confidence)
+        result = _empty(confidence, token, count, room, anchor, slot, length, rope, budgets, curve, belief)
         keep, *others = result
         choose_kernel[(1,)](
             survival, rank, token, count, room, anchor, slot, length, rope, budgets, curve, belief,

@@ -25,8 +25,8 @@ class Selected(NamedTuple):
             hold the last request's anchor and belong to no request.
         start: int32 [B+1], where each request begins.
         used: int32 [B], cells of its slot in use once the row is stored.
-        numbers: int64 [4+B], index of the chosen budget, packed tokens, whether all survivals are finite, the kept
-            drafts' survivals added up in units of `QUANTUM`, and the drafts that each request offered.
+        numbers: int64 [4+B], index of the chosen budget, packed tokens, whether all survivals are finite, the sum of
+            those that stay in multiples of `QUANTUM`, and the drafts that each request offered.
     """
 
     keep: Tensor
@@ -58,7 +58,7 @@ def select(
         anchor, slot, length, rope: int64 [B], as in `Batch`.
         budgets: int64 [C], packed tokens to choose from, each at least B. Equal rates: the first.
         curve: float64 [2, P], rising packed tokens and the seconds of a step there; see `interpolate`.
-        belief: float64 [1], what survivals are scaled by for that choice.
+        belief: float64 [1], what survivals are scaled by for the choice.
     """
     (rows, depth), device = confidence.shape, confidence.device
     offered = torch.minimum(count, room).clamp(0, depth)

@@ -36,7 +36,7 @@ def make_inputs(rows: int, depth: int, budgets: int, points: int, seed: int, tie
         *(numbers(high, rows) for high in (depth + 2, depth + 2, 1000, 64, 500, 9)),
         totals,
         curve.double() + 0.5,
-        torch.rand(1, generator=generator, dtype=torch.float64),
+        torch.rand(1, generator=generator).double() * 1.5,
     )
 
 
@@ -77,10 +77,10 @@ def by_loop(inputs: Inputs) -> dict[str, Any]:
             places.append((-survival, k, i))
     places.sort()
 
-    rates, sums, totals = [], [], [min(t, rows + len(places)) for t in budgets]
+    rates, totals = [], [min(t, rows + len(places)) for t in budgets]
     for total in totals:
-        sums.append(sum(int(-s * 2**40) for s, _, _ in places[: total - rows]))
-        rates.append((rows + belief * (sums[-1] / 2**40)) / cost(total, points, seconds))
+        gain = sum(int(-s * 2**40) for s, _, _ in places[: total - rows]) / 2**40
+        rates.append((rows + belief * gain) / cost(total, points, seconds))
     best = rates.index(max(rates))
     kept = [0] * rows
     for _, _, i in places[: totals[best] - rows]:
@@ -89,10 +89,11 @@ def by_loop(inputs: Inputs) -> dict[str, Any]:
     for i in range(rows):
         for k, own in enumerate([anchor[i], *token[i][: kept[i]]]):
             columns.append([own, slot[i], length[i] + k, length[i] + k + rope[i], k - 1])
+    promised = sum(int(-s * 2**40) for s, _, _ in places[: totals[best] - rows])
     return {
+        "promised": promised,
         "best": best,
         "total": totals[best],
-        "promised": sums[best],
         "offered": offered,
         "kept": kept,
         "columns": columns,
@@ -102,8 +103,8 @@ def by_loop(inputs: Inputs) -> dict[str, Any]:
 def assert_as_by_loop(found: Selected, inputs: Inputs) -> None:
     expected, length = by_loop(inputs), inputs[6].tolist()
     best, total, finite, promised, *offered = found.numbers.tolist()
-    assert (best, total, bool(finite), offered) == (expected["best"], expected["total"], True, expected["offered"])
     assert promised == expected["promised"]
+    assert (best, total, bool(finite), offered) == (expected["best"], expected["total"], True, expected["offered"])
     assert found.columns[:5, :total].T.tolist() == expected["columns"]
     assert found.columns[5].tolist() == list(range(found.columns.shape[1]))
     spare = found.columns[:5, total:].T.tolist()
