@@ -24,7 +24,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("engine", "profiling", "assembly"),
     *("options", "seeds", "streaming", "padded", "decoding", "generation", "batching", "parallel"),
     "",
-    *("bench", "cli", "app"),
+    *("bench", "app", "cli"),
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in ([units] if isinstance(units, str) else units)}
 
