@@ -11,7 +11,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ class Handlers:
         if visitor.stopping:
             raise ValueError("stopped before it began")
 
-    def _new_run(self, visitor: Visitor, choices: tuple[Any, ...]) -> Iterator[View]:
+    def _new_run(self, visitor: Visitor, choices: tuple[Any, ...]) -> Generator[View, None, Run]:
         """Yields words while a run is opened, and returns it."""
         run = Run(self.models, self.settings(*choices), self.limits)
         visitor.close()
@@ -195,7 +195,7 @@ class Handlers:
         words = f"Preparing {len(run.requests)} requests; the first time, steps of so many are measured"
         yield {**_empty(run.trace), "status": panels.status(words, "busy"), "tabs": gr.Tabs(selected="run")}
         run.open()
-        return run  # type: ignore[return-value]  # what `yield from` gives
+        return run
 
     def _make_room(self, run: Run) -> None:
         """Closes the run that was opened first where too many are paused."""

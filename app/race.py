@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from hf_dcut.app.models import Models
 from hf_dcut.app.run import Run
@@ -29,7 +29,7 @@ class Race:
         self.traces: list[Trace] = []
         self.done = False
 
-    def steps(self) -> Iterator[Trace]:
+    def steps(self) -> Generator[Trace]:
         """Yields the running method's trace: once it is open, and after every step."""
         for method in ORDER:
             run = Run(self.models, self.settings, self.limits, method)
