@@ -105,11 +105,13 @@ def stacked(plots: Iterable[str]) -> str:
     for plot in plots:
         size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', plot)
         assert size is not None
-        width, height = map(float, size.groups())
-        inner.append(plot.replace("<svg ", f'<svg x="20" y="{top:g}" width="{width:g}" height="{height:g}" ', 1))
-        top, widest = top + height + 20, max(widest, width)
+        wide, high = map(float, size.groups())
+        inner.append(plot.replace("<svg ", f'<svg x="20" y="{top:g}" width="{wide:g}" height="{high:g}" ', 1))
+        top, widest = top + high + 20, max(widest, wide)
+    width = widest + 40
     return (
-        f'<svg class="dcut" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {widest + 40:g} {top:g}">'
+        f'<svg class="dcut" xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{top:g}" '
+        f'viewBox="0 0 {width:g} {top:g}">'
         f'<style>{style}</style><rect class="paper" width="100%" height="100%"/>{"".join(inner)}</svg>'
     )
 

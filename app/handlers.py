@@ -28,8 +28,10 @@ from hf_dcut.bench.prompts import load_prompts
 
 View = dict[str, Any]
 
-# Seconds between two pictures of a running batch: smooth to the eye, and the browser keeps up.
+# Seconds between two pictures of a running batch, and more for each cell of the map: smooth to the eye, and large
+# batches do not flood the browser.
 _FRAME = 0.15
+_FRAME_A_CELL = 5e-5
 # As many prompts of a set as are drawn from.
 _POOL = 128
 
@@ -214,7 +216,7 @@ class Handlers:
                 now = time.perf_counter()
                 if now - begin > self.limits.seconds:
                     break
-                if now - shown >= _FRAME:
+                if now - shown >= _pause(run.trace):
                     shown = now
                     yield _frame(run.trace, words)
             yield self._end(visitor, run)
@@ -244,7 +246,7 @@ class Handlers:
             if visitor.stopping or now - begin > self.limits.seconds:
                 why = "Stopped" if visitor.stopping else f"Stopped after {self.limits.seconds:g} seconds"
                 break
-            if now - shown >= 2 * _FRAME:
+            if now - shown >= 2 * _pause(trace):
                 shown = now
                 words = f"Side by side: {trace.method}, {len(race.traces)} of 3"
                 yield {"status": panels.status(words, "busy"), **_race_view(race, "running")}
@@ -284,6 +286,11 @@ def _frame(trace: Trace, words: str, kind: str = "busy") -> View:
         "ranking": panels.ranking(trace, None),
         "answers": panels.answers(trace),
     }
+
+
+def _pause(trace: Trace) -> float:
+    """Returns seconds until the next picture."""
+    return _FRAME + _FRAME_A_CELL * len(trace.answers) * len(trace.steps)
 
 
 def _empty(trace: Trace) -> View:

@@ -87,7 +87,8 @@ class _Cells:
                 self._rect(kind, x, top - first * self.unit, (last - first) * self.unit)
 
     def _rect(self, kind: str, x: float, bottom: float, height: float) -> None:
-        self.drawn.setdefault(kind, []).append(f"M{x:.1f} {bottom:.1f}v-{height:.1f}h{self.width:.1f}v{height:.1f}z")
+        left, foot, tall, wide = (f"{n:.1f}".removesuffix(".0") for n in (x, bottom, height, self.width))
+        self.drawn.setdefault(kind, []).append(f"M{left} {foot}v-{tall}h{wide}v{tall}z")
 
     def paths(self) -> str:
         """Returns the paths, what was cut at the back."""

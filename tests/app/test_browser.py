@@ -37,7 +37,10 @@ def server(models: Models) -> Iterator[str]:
 
 def served(models: Models, limits: Limits) -> Iterator[str]:
     page = build(models, limits)
-    _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, **launch_options())
+    # On a loaded machine the first answer may take longer than the three seconds Gradio gives itself.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradio.networking, "url_ok", lambda url: True)
+        _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, **launch_options())
     yield url
     page.close()
 

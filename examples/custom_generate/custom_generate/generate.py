@@ -14,25 +14,26 @@ import hf_dcut
 _LOADING = ("revision", "token", "cache_dir", "force_download", "local_files_only", "proxies", "code_revision")
 
 
-def generate(model: Any, dcut: Any = True, drafter: str | None = None, **arguments: Any) -> Any:
+def generate(model: Any, drafter: Any = None, budget: Any = True, **arguments: Any) -> Any:
     """Returns what `hf_dcut.generate` does: the target's own output, int64 [B, P + longest], or a `DCutOutput`.
 
     Args:
         model: the target, a causal language model of Transformers.
-        dcut: True picks the budget at every step; or a share in (0, 1], "none", a dict or a `hf_dcut.DCutConfig`.
-        drafter: folder or Hub id of a drafter; instead of it, `assistant_model` takes a loaded one, and
-            `prompt_lookup_num_tokens` needs none.
+        drafter: folder or Hub id of a drafter, or a loaded one; `prompt_lookup_num_tokens` needs none.
+        budget: True picks it at every step; or a share in (0, 1], "none", a dict or a `hf_dcut.DCutConfig`.
         arguments: as for `generate`.
 
     Raises:
         ValueError, TypeError: something that dcut does not do, named.
     """
     given = {name: value for name, value in arguments.items() if value is not None and name not in _LOADING}
-    if drafter is not None:
-        if "assistant_model" in given:
-            raise ValueError(f"drafter={drafter!r} and assistant_model are two drafters: give one of them")
-        given["assistant_model"] = _load(drafter, str(model.device))
-    return hf_dcut.generate(model, dcut=dcut, **given)
+    # Once hf_dcut is imported, `generate` itself takes these two; here they would mean something else each time.
+    for name, instead in (("dcut", "budget"), ("assistant_model", "drafter")):
+        if name in given:
+            raise ValueError(f"{name} does not work with custom_generate: pass {instead}=... to this repository")
+    if isinstance(drafter, str):
+        drafter = _load(drafter, str(model.device))
+    return hf_dcut.generate(model, dcut=budget, assistant_model=drafter, **given)
 
 
 @functools.lru_cache(maxsize=4)
