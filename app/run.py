@@ -6,7 +6,7 @@ import copy
 import threading
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -187,7 +187,7 @@ class Watched:
 
     def __init__(self, inner: Drafter):
         self.inner = inner
-        self.watched: Any = copy.copy(inner)
+        self.watched = cast(Any, copy.copy(inner))
         self.watched.bind = self._bind
         self._seen: Seen | None = None
 

@@ -17,6 +17,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 
 from hf_dcut.app.models import Models  # noqa: E402 (skipped without Gradio)
 from hf_dcut.app.page import build, launch_options  # noqa: E402
+from hf_dcut.app.run import Run  # noqa: E402
 from hf_dcut.app.settings import Limits  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -67,8 +68,7 @@ def visit(browser: Any, server: str) -> Iterator[Callable[..., Any]]:
         page.on("request", lambda r: faults.append(r.url) if foreign(r.url, home) else None)
         page.goto(url)
         page.locator("#prompts textarea").fill(PROMPTS)
-        page.locator("#new-tokens input[type=number]").fill("24")
-        page.keyboard.press("Tab")
+        set_tokens(page, 24)
         return page
 
     yield build_page
@@ -80,6 +80,29 @@ def visit(browser: Any, server: str) -> Iterator[Callable[..., Any]]:
 def foreign(url: str, home: str) -> bool:
     parts = urlsplit(url)
     return parts.scheme in ("http", "https", "ws", "wss") and parts.netloc != home
+
+
+def press(page: Any, button: str) -> None:
+    """Clicks a button; what the status said before is gone, so that a later wait is for something new."""
+    page.evaluate("document.querySelector('#status .status').textContent = ''")
+    page.locator(button).click()
+
+
+def set_tokens(page: Any, count: int) -> None:
+    page.locator("#new-tokens input[type=number]").fill(str(count))
+    page.keyboard.press("Tab")
+
+
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take a tenth of a second more, so that there is time to stop and to queue."""
+    step = Run.step
+
+    def slow(run: Run) -> None:
+        time.sleep(0.1)
+        step(run)
+
+    monkeypatch.setattr(Run, "step", slow)
 
 
 def wait_status(page: Any, words: str) -> None:
@@ -98,7 +121,7 @@ def shown(page: Any) -> list[str]:
 def test_run_to_the_end(visit: Callable[..., Any], models: Models) -> None:
     page = visit()
     assert page.locator("#stop").is_disabled()
-    page.locator("#run").click()
+    press(page, "#run")
     wait_status(page, "Finished: ")
     wait_idle(page)
     assert len(shown(page)) == 4
@@ -111,7 +134,7 @@ def test_run_to_the_end(visit: Callable[..., Any], models: Models) -> None:
 
 def test_output_is_text_and_never_html(visit: Callable[..., Any]) -> None:
     page = visit()
-    page.locator("#run").click()
+    press(page, "#run")
     wait_status(page, "Finished: ")
     panes = page.locator("#answers")
     assert "<script>window.hacked = 1</script> {{1}} ${1}" in panes.inner_text()
@@ -122,7 +145,7 @@ def test_output_is_text_and_never_html(visit: Callable[..., Any]) -> None:
 
 def test_files_hold_the_run(visit: Callable[..., Any], tmp_path: Path) -> None:
     page = visit()
-    page.locator("#run").click()
+    press(page, "#run")
     wait_status(page, "Finished: ")
     wait_idle(page)
     with page.expect_download() as download:
@@ -153,19 +176,17 @@ def browser_image(page: Any, svg: str) -> list[float]:
     )
 
 
-def test_stop_and_run_again(visit: Callable[..., Any]) -> None:
+def test_stop_and_run_again(visit: Callable[..., Any], slowly: None) -> None:
     page = visit()
-    page.locator("#new-tokens input[type=number]").fill("256")
-    page.keyboard.press("Tab")
-    page.locator("#run").click()
+    set_tokens(page, 256)
+    press(page, "#run")
     wait_status(page, "Running")
-    page.locator("#stop").click()
+    press(page, "#stop")
     wait_status(page, "Stopped after ")
     wait_idle(page)
     assert "stopped" in page.locator("#answers").inner_text()
-    page.locator("#new-tokens input[type=number]").fill("8")
-    page.keyboard.press("Tab")
-    page.locator("#run").click()
+    set_tokens(page, 8)
+    press(page, "#run")
     wait_status(page, "Finished: ")
 
 
@@ -180,7 +201,7 @@ def test_change_the_budget(visit: Callable[..., Any]) -> None:
         page.keyboard.press("Tab")
         page.locator("#drafter input").click()
         page.get_by_role("option", name="Untrained DFlash").click()
-        page.locator("#run").click()
+        press(page, "#run")
         wait_status(page, "Finished: ")
         wait_idle(page)
         verified.append(page.locator("#numbers").inner_text())
@@ -192,7 +213,7 @@ def test_change_the_budget(visit: Callable[..., Any]) -> None:
 def test_step_by_step(visit: Callable[..., Any]) -> None:
     page = visit()
     for number in (1, 2):
-        page.locator("#step").click()
+        press(page, "#step")
         wait_status(page, f"Paused after step {number}.")
         wait_idle(page)
     page.locator("#lens table").wait_for()
@@ -202,7 +223,7 @@ def test_step_by_step(visit: Callable[..., Any]) -> None:
     page.keyboard.press("Tab")
     page.wait_for_function("document.querySelector('#ranking').innerText.includes('Step 1')", timeout=PATIENCE)
     assert page.locator("#run").inner_text() == "Run on"
-    page.locator("#run").click()
+    press(page, "#run")
     wait_status(page, "Finished: ")
     wait_idle(page)
     assert page.locator("#run").inner_text() == "Run"
@@ -210,18 +231,18 @@ def test_step_by_step(visit: Callable[..., Any]) -> None:
 
 def test_stepping_ends_by_stop(visit: Callable[..., Any]) -> None:
     page = visit()
-    page.locator("#step").click()
+    press(page, "#step")
     wait_status(page, "Paused after step 1.")
     wait_idle(page)
-    page.locator("#stop").click()
+    press(page, "#stop")
     wait_status(page, "Stopped after 1 steps")
-    page.locator("#step").click()
+    press(page, "#step")
     wait_status(page, "Paused after step 1.")
 
 
 def test_side_by_side(visit: Callable[..., Any]) -> None:
     page = visit()
-    page.locator("#compare").click()
+    press(page, "#compare")
     wait_status(page, "Finished: three methods")
     assert "All 4 texts are equal under all 3 methods" in page.locator("#race").inner_text()
     assert page.locator("#race-maps svg").count() == 3
@@ -239,7 +260,7 @@ def test_prompts_are_drawn(visit: Callable[..., Any]) -> None:
 def test_mistakes_are_told(visit: Callable[..., Any]) -> None:
     page = visit()
     page.locator("#prompts textarea").fill("only one")
-    page.locator("#run").click()
+    press(page, "#run")
     wait_status(page, "Prompts: 1 given, 2 to 32 are allowed.")
     assert page.locator("#status [role=alert]").count() == 1
     wait_idle(page)
@@ -249,7 +270,7 @@ def test_two_visitors_see_their_own(visit: Callable[..., Any]) -> None:
     first, second = visit(), visit()
     second.locator("#prompts textarea").fill("secret secret se\nhidden hidden hi")
     for page in (first, second):
-        page.locator("#run").click()
+        press(page, "#run")
     for page in (first, second):
         wait_status(page, "Finished: ")
     assert len(shown(first)) == 4
@@ -262,26 +283,25 @@ def test_two_visitors_step_in_turn(visit: Callable[..., Any]) -> None:
     pages = [visit(), visit()]
     for number in (1, 2):
         for page in pages:
-            page.locator("#step").click()
+            press(page, "#step")
             wait_status(page, f"Paused after step {number}.")
             wait_idle(page)
     third = visit()
-    third.locator("#step").click()
+    press(third, "#step")
     wait_status(third, "Paused after step 1.")
     # Two runs may be open; the third took the place of the one that was opened first.
     pages[0].locator("#step").click()
     wait_status(pages[0], "Paused after step 1.")
 
 
-def test_stopping_while_waiting(visit: Callable[..., Any]) -> None:
+def test_stopping_while_waiting(visit: Callable[..., Any], slowly: None) -> None:
     busy, waiting = visit(), visit()
-    busy.locator("#new-tokens input[type=number]").fill("256")
-    busy.keyboard.press("Tab")
-    busy.locator("#run").click()
+    set_tokens(busy, 256)
+    press(busy, "#run")
     wait_status(busy, "Running")
-    waiting.locator("#run").click()
+    press(waiting, "#run")
     waiting.wait_for_function("!document.querySelector('#stop').disabled", timeout=PATIENCE)
-    waiting.locator("#stop").click()
+    press(waiting, "#stop")
     wait_status(waiting, "Stopped before it began.")
     wait_idle(waiting)
     wait_idle(busy)
@@ -298,23 +318,21 @@ def test_twenty_in_the_queue(visit: Callable[..., Any], browser: Any, server: st
         others.append(other)
     for number, other in enumerate(others):
         other.locator("#prompts textarea").fill(f"visitor {number} visitor {number}\n{number} {number} {number}")
-        other.locator("#new-tokens input[type=number]").fill("8")
-        other.keyboard.press("Tab")
+        set_tokens(other, 8)
     for other in others:
-        other.locator("#run").click()
+        press(other, "#run")
     for number, other in enumerate(others):
         wait_status(other, "Finished: ")
         assert f"visitor {number} visitor {number}\n" in other.locator("#answers").inner_text()
 
 
-def test_a_full_queue_says_so(models: Models, visit: Callable[..., Any]) -> None:
+def test_a_full_queue_says_so(models: Models, visit: Callable[..., Any], slowly: None) -> None:
     for url in served(models, Limits(waiting=1)):
         pages = [visit(url) for _ in range(4)]
         for page in pages:
-            page.locator("#new-tokens input[type=number]").fill("128")
-            page.keyboard.press("Tab")
+            set_tokens(page, 128)
         for page in pages:
-            page.locator("#run").click()
+            press(page, "#run")
         told = [0.0]
         begin = time.monotonic()
         while not any("queue is full" in page.locator("#status").inner_text() for page in pages):
@@ -342,7 +360,7 @@ def test_everything_has_a_name_and_works_by_keyboard(visit: Callable[..., Any]) 
 
 def test_a_phone_has_no_sideways_scroll(visit: Callable[..., Any]) -> None:
     page = visit(viewport={"width": 375, "height": 740})
-    page.locator("#run").click()
+    press(page, "#run")
     wait_status(page, "Finished: ")
     wait_idle(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
@@ -354,8 +372,7 @@ def test_the_page_stays_alive_with_eight_requests(visit: Callable[..., Any]) -> 
         f"{word} {word} {word} {word}" for word in ["one", "two", "three", "four", "five", "six", "seven", "eight"]
     )
     page.locator("#prompts textarea").fill(prompts)
-    page.locator("#new-tokens input[type=number]").fill("128")
-    page.keyboard.press("Tab")
+    set_tokens(page, 128)
     page.evaluate(
         """() => { window.gaps = []; let last = performance.now();
             const tick = now => { window.gaps.push(now - last); last = now; requestAnimationFrame(tick); };
@@ -366,7 +383,7 @@ def test_the_page_stays_alive_with_eight_requests(visit: Callable[..., Any]) -> 
             new MutationObserver(() => window.pictures++).observe(
                 document.querySelector("#answers"), { childList: true, subtree: true }); }"""
     )
-    page.locator("#run").click()
+    press(page, "#run")
     wait_status(page, "Finished: ")
     gaps = sorted(page.evaluate("window.gaps"))
     assert page.evaluate("window.pictures") >= 5, "text must stream"
