@@ -22,9 +22,9 @@ from hf_dcut.app import panels, plots
 from hf_dcut.app.models import Models
 from hf_dcut.app.race import Race
 from hf_dcut.app.run import Run
-from hf_dcut.app.settings import Limits, Settings, split_prompts
+from hf_dcut.app.settings import Limits, Settings, join_prompts, split_prompts
 from hf_dcut.app.trace import Trace
-from hf_dcut.bench.prompts import load_prompts
+from hf_dcut.bench.prompts import read_prompts
 
 View = dict[str, Any]
 
@@ -32,8 +32,6 @@ View = dict[str, Any]
 # batches do not flood the browser.
 _FRAME = 0.15
 _FRAME_A_CELL = 5e-5
-# As many prompts of a set as are drawn from.
-_POOL = 128
 
 
 @dataclass
@@ -85,10 +83,11 @@ class Handlers:
             return panels.status(words, "error" if self.models.error else "done"), False
         return panels.status(f"{self.models.name}: {self.models.stage}, {self.models.seconds:.0f} s", "busy"), True
 
-    def draw(self, name: str, count: float) -> str:
+    def draw(self, name: str, count: float | None) -> str:
         """Returns prompts drawn from a set, as the prompt field shows them."""
-        pool = list(dict.fromkeys(" ".join(prompt.split()) for prompt in load_prompts(name, _POOL)))
-        return "\n".join(random.sample(pool, min(int(count), len(pool))))
+        pool = list(dict.fromkeys(read_prompts(name)))
+        wanted = self.limits.most if count is None else int(count)
+        return join_prompts(random.sample(pool, min(wanted, self.limits.most, len(pool))))
 
     def begin(self, visitor: Visitor) -> View:
         """Takes the visitor's start; the work itself waits in the queue."""

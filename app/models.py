@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_dcut.assembly import warmup
-from hf_dcut.bench.runner import make_drafter
+from hf_dcut.bench.drafter import make_drafter
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
@@ -128,7 +128,7 @@ class Models:
             self.model = AutoModelForCausalLM.from_pretrained(self.target, dtype=dtype).eval().to(device)
             self.stage = "loading the drafters"
             for name in self.drafters:
-                drafter = make_drafter(name, self.model, [], 0)
+                drafter = make_drafter(name, self.model)
                 drafter.check(self.model)
                 self._loaded[name] = drafter
             self.stage = "measuring what a step costs here"

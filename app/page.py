@@ -11,8 +11,8 @@ import gradio as gr
 from hf_dcut.app import panels
 from hf_dcut.app.handlers import Handlers, View, Visitor
 from hf_dcut.app.models import Models
-from hf_dcut.app.settings import Limits
-from hf_dcut.bench.prompts import load_prompts, shipped
+from hf_dcut.app.settings import Limits, join_prompts
+from hf_dcut.bench.prompts import read_prompts, shipped
 
 _TITLE = "D-cut, step by step"
 _INTRO = (
@@ -81,9 +81,9 @@ def launch_options() -> dict[str, Any]:
 def _controls(models: Models, limits: Limits) -> tuple[list[Any], list[Any]]:
     """Returns the fields that `Handlers.settings` reads, in its order, and those that draw prompts."""
     with gr.Group():
-        first = [" ".join(prompt.split()) for prompt in load_prompts("gsm8k", models.first_batch)]
+        first = join_prompts(read_prompts("gsm8k")[: models.first_batch])
         prompts = gr.Textbox(
-            "\n".join(first),
+            first,
             label=f"Prompts, {limits.fewest} to {limits.most}",
             info="One a line. An empty line between them allows several lines each.",
             lines=6,

@@ -103,7 +103,13 @@ def answers(trace: Trace | None) -> str:
 def _pane(number: int, answer: Answer, stopped: bool) -> str:
     drafted = sum(piece.drafted for piece in answer.pieces)
     live = answer.finish_reason is None and not stopped
-    state = _END[answer.finish_reason] if answer.finish_reason else "stopped" if stopped else "running"
+    state = (
+        _END.get(answer.finish_reason, answer.finish_reason)
+        if answer.finish_reason
+        else "stopped"
+        if stopped
+        else "running"
+    )
     count = f"{len(answer.pieces)} tokens, {drafted} drafted" if answer.pieces else "waiting"
     caret = '<span class="caret" aria-hidden="true"></span>' if answer.pieces and live else ""
     return (

@@ -16,13 +16,13 @@ from hf_dcut.app.models import Models
 from hf_dcut.app.settings import Limits, Settings
 from hf_dcut.app.trace import Answer, Draft, Piece, Row, Step, Trace
 from hf_dcut.assembly import open_engine
-from hf_dcut.bench.prompts import encode
+from hf_dcut.bench.prompts import encode_each
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.requests import Request
 from hf_dcut.scores import score
-from hf_dcut.stats import StepRecord
+from hf_dcut.stats import Stats, StepRecord
 from hf_dcut.streaming import BatchStreamer
 from hf_dcut.types import Batch, Drafts
 
@@ -84,10 +84,11 @@ class Run:
             len(self.requests),
             prompt,
             prompt + settings.new_tokens,
-            records=True,
+            stats=Stats(records=[]),
         )
         self.engine = self._open.enter_context(engine)
-        self.engine.roster.waiting.extend(self.requests)
+        for request in self.requests:
+            self.engine.roster.add(request)
 
     def step(self) -> None:
         """Takes every request one step further. Steps that only read prompts leave no `Step` in the trace."""
@@ -215,10 +216,7 @@ def _requests(models: Models, settings: Settings, limits: Limits) -> list[Reques
     Raises:
         ValueError: a prompt is too long, with its number.
     """
-    encoded = encode(models.tokenizer, list(settings.prompts))
-    rows = [
-        ids[mask.bool()].tolist() for ids, mask in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)
-    ]
+    rows = encode_each(models.tokenizer, settings.prompts)
     for number, row in enumerate(rows, 1):
         if not 0 < len(row) <= limits.prompt_tokens:
             raise ValueError(f"prompt {number} has {len(row)} tokens: give 1 to {limits.prompt_tokens}")
@@ -228,7 +226,7 @@ def _requests(models: Models, settings: Settings, limits: Limits) -> list[Reques
     return [
         Request(
             id=number,
-            prompt=row,
+            prompt=list(row),
             max_new_tokens=settings.new_tokens,
             eos=eos,
             seed=settings.seed + number,

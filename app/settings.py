@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,12 @@ def split_prompts(text: str) -> tuple[str, ...]:
     """Returns the prompts of a text: its paragraphs if it has empty lines, else its lines."""
     parts = re.split(r"\n\s*\n", text.strip()) if re.search(r"\n\s*\n", text.strip()) else text.splitlines()
     return tuple(part.strip() for part in parts if part.strip())
+
+
+def join_prompts(prompts: Sequence[str]) -> str:
+    """Returns a text that `split_prompts` takes apart again, but for empty lines inside a prompt, which are left out."""
+    parts = ["\n".join(line for line in prompt.split("\n") if line.strip()) for prompt in prompts]
+    return ("\n\n" if any("\n" in part for part in parts) else "\n").join(parts)
 
 
 def _check_number(name: str, value: float, least: float, most: float) -> None:

@@ -12,15 +12,19 @@ import hf_dcut
 from hf_dcut.app.models import Models
 from hf_dcut.app.run import Run
 from hf_dcut.app.settings import Limits, Settings
-from hf_dcut.bench.prompts import encode
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 
 PROMPTS = ["a b c a b c a b", "one two one two one", "xyzzy xyzzy xy", "<script>alert(1)</script>"]
 
 
+def padded(models: Models, prompts: list[str]) -> dict[str, Tensor]:
+    inputs = models.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}
+
+
 def generated(models: Models, prompts: list[str], **options: object) -> list[list[int]]:
     """Returns what `generate` says, cut at each row's end token."""
-    inputs = encode(models.tokenizer, prompts)
+    inputs = padded(models, prompts)
     rows: Tensor = models.model.generate(**inputs, max_new_tokens=24, **options)
     texts = rows[:, inputs["input_ids"].shape[1] :].tolist()
     return [row[: row.index(2) + 1] if 2 in row else row for row in texts]
@@ -151,7 +155,7 @@ def test_gradients_are_not_recorded(models: Models, settings: Callable[..., Sett
 
 
 def test_public_generate_still_works_beside_it(models: Models) -> None:
-    inputs = encode(models.tokenizer, PROMPTS[:2])
+    inputs = padded(models, PROMPTS[:2])
     out = hf_dcut.generate(
         models.model, **inputs, assistant_model=models.drafter("lookup"), dcut=0.5, max_new_tokens=8, do_sample=False
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hf_dcut.app.settings import Limits, Settings, split_prompts
+from hf_dcut.app.settings import Limits, Settings, join_prompts, split_prompts
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,12 @@ def test_processors_come_in_the_order_of_generate(settings: Callable[..., Settin
         "TopPLogitsWarper",
     ]
     assert not settings(sample=True, temperature=1.0, top_k=0, top_p=1.0).processors()
+
+
+@pytest.mark.parametrize("prompts", [("one", "two"), ("one,\nstill one", "two"), ("def f():\n    return 1", "x\ny")])
+def test_joined_prompts_come_apart_again(prompts: tuple[str, ...]) -> None:
+    assert split_prompts(join_prompts(prompts)) == prompts
+
+
+def test_empty_lines_inside_a_prompt_are_left_out() -> None:
+    assert split_prompts(join_prompts(["one\n\nstill one", "two"])) == ("one\nstill one", "two")
