@@ -98,7 +98,7 @@ def split_prompts(text: str) -> tuple[str, ...]:
 
 
 def join_prompts(prompts: Sequence[str]) -> str:
-    """Returns a text that `split_prompts` takes apart again, but for empty lines inside a prompt, which are left out."""
+    """Returns a text that `split_prompts` takes apart again; empty lines inside a prompt are left out."""
     parts = ["\n".join(line for line in prompt.split("\n") if line.strip()) for prompt in prompts]
     return ("\n\n" if any("\n" in part for part in parts) else "\n").join(parts)
 
