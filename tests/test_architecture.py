@@ -25,7 +25,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
     *("batch_records", "intake", "batching", "manager", "parallel"),
     "",
-    *("bench", "jobs", "cli", "app"),
+    *("bench", "jobs", "app", "cli"),
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in ([units] if isinstance(units, str) else units)}
 

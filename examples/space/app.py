@@ -1,0 +1,12 @@
+"""The demo as a Space: what `hf-dcut demo` serves, with the target from the Hub and the drafter that lies beside it."""
+
+import argparse
+from pathlib import Path
+
+from hf_dcut.app.command import add_arguments, serve
+
+parser = argparse.ArgumentParser()
+add_arguments(parser)
+here = Path(__file__).resolve().parent
+drafters = [f"--drafter={name}" for name in (here / "drafter", "lookup", "random")]
+serve(parser.parse_args(["--target=HuggingFaceTB/SmolLM2-135M-Instruct", *drafters]))
