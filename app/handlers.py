@@ -33,6 +33,8 @@ View = dict[str, Any]
 _FRAME = 0.15
 _FRAME_A_CELL = 5e-5
 
+_INTERRUPTED = "That did not work: the queue is full, or something failed on the server. Try again in a moment."
+
 
 @dataclass
 class Visitor:
@@ -98,6 +100,10 @@ class Handlers:
         """Sets the buttons after the work, however it ended."""
         visitor.busy = False
         return _buttons(visitor)
+
+    def interrupted(self, visitor: Visitor) -> View:
+        """Sets the buttons after work that never began, or broke off, and says so."""
+        return {"status": panels.status(_INTERRUPTED, "error"), **self.settle(visitor)}
 
     def run(self, visitor: Visitor, *choices: Any) -> Iterator[View]:
         """Yields pictures of a run from its start, or from where it was paused, to its end."""

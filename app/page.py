@@ -25,7 +25,6 @@ _MAP = (
     "out the outlined part, the target confirms the orange part."
 )
 _CURVE = "Verifying more drafts may bring more tokens, but it takes longer. The curve shows where it stops paying."
-_INTERRUPTED = "That did not work: the queue is full, or something failed on the server. Try again in a moment."
 
 # Where the page is one column, the fields fill the screen: what happens is further down.
 _TO_STATUS = """(...values) => {
@@ -47,7 +46,7 @@ def build(models: Models, limits: Limits | None = None) -> gr.Blocks:
         visitor = gr.State(Visitor(), delete_callback=Visitor.close)
         with gr.Row(elem_classes="dcut-head"):
             gr.HTML(f'<div class="dcut head"><h1>{_TITLE}</h1>{_INTRO}</div>')
-            chip = gr.HTML(lambda: handlers.chip()[0], elem_id="chip")
+            chip = gr.HTML(handlers.chip()[0], elem_id="chip")
         with gr.Row(elem_classes="dcut-body"):
             with gr.Column(scale=1, min_width=320, elem_classes="dcut-controls"):
                 parts = _actions()
@@ -206,8 +205,8 @@ def _wire(
     ):
         begun = parts[button].click(_once(handlers.begin, parts), visitor, outputs, js=_TO_STATUS, **at_once)
         worked = begun.then(_each(work, parts), [visitor, *choices], outputs, **in_turn)
-        worked.failure(lambda: panels.status(_INTERRUPTED, "error"), None, parts["status"], **at_once)
-        worked.then(_once(handlers.settle, parts), visitor, outputs, **at_once)
+        worked.failure(_once(handlers.interrupted, parts), visitor, outputs, **at_once)
+        worked.success(_once(handlers.settle, parts), visitor, outputs, **at_once)
     parts["stop_button"].click(_once(handlers.stop, parts), visitor, outputs, **at_once)
     parts["number"].input(_once(handlers.look, parts), [visitor, parts["number"]], outputs, **at_once)
     draw, *source, prompts = drawing
@@ -218,6 +217,7 @@ def _wire(
         words, changing = handlers.chip()
         return words, gr.Timer(active=changing)
 
+    page.load(lambda: handlers.chip()[0], None, chip, **at_once)
     timer.tick(tick, None, [chip, timer], **at_once)
 
 

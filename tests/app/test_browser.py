@@ -217,7 +217,8 @@ def test_step_by_step(visit: Callable[..., Any]) -> None:
         wait_status(page, f"Paused after step {number}.")
         wait_idle(page)
     page.locator("#lens table").wait_for()
-    assert page.locator("#lens tbody tr").count() == 4
+    # A request may have ended in the first step.
+    assert 2 <= page.locator("#lens tbody tr").count() <= 4
     assert "Step 2." in page.locator("#ranking").inner_text()
     page.locator("#number input[type=number]").fill("1")
     page.keyboard.press("Tab")
@@ -308,14 +309,9 @@ def test_stopping_while_waiting(visit: Callable[..., Any], slowly: None) -> None
     assert "tokens" in busy.locator("#numbers").inner_text()
 
 
-def test_twenty_in_the_queue(visit: Callable[..., Any], browser: Any, server: str) -> None:
-    page = visit()
-    others = [page]
-    for _ in range(19):
-        other = page.context.new_page()
-        other.set_default_timeout(PATIENCE)
-        other.goto(server)
-        others.append(other)
+def test_twenty_in_the_queue(visit: Callable[..., Any]) -> None:
+    # Each in a context of its own: one browser profile opens six connections to a server, and each page keeps one.
+    others = [visit() for _ in range(20)]
     for number, other in enumerate(others):
         other.locator("#prompts textarea").fill(f"visitor {number} visitor {number}\n{number} {number} {number}")
         set_tokens(other, 8)
