@@ -16,7 +16,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from hf_dcut.drafters.dflash.bound import target_head
@@ -42,21 +41,27 @@ class BlockDrafts(nn.Module):
 
     def forward(self, batch: TrainingBatch) -> Tensor:
         """Returns what the head reads, [R, n, D, hidden]: row j of a block is of the token at its anchor + j, from 1."""
-        config, (rows, count) = self.model.config, batch.anchor.shape
-        dtype, device = self.model.fc.weight.dtype, batch.anchor.device
+        config, device = self.model.config, batch.anchor.device
+        dtype = self._dtype()
         offsets = torch.arange(config.block_size, device=device)
         frequencies = rope_frequencies(config, dtype, device)
         context = self.model.context(batch.taps.to(dtype))
-        rope = rope_table((batch.anchor.view(-1, 1) + offsets), frequencies, dtype)
+        rope = rope_table(batch.anchor.view(-1, 1) + offsets, frequencies, dtype)
         context_rope = rope_table(torch.arange(context.shape[1], device=device), frequencies, dtype)
-        mask = block_mask(batch.anchor, context.shape[1], config.block_size)
+        bias = context_bias(batch.anchor, context.shape[1], dtype)
         hidden = self._blocks(batch.token.flatten()).to(dtype)
         for index, layer in enumerate(self.model.layers):
             attention: DFlashAttention = layer.self_attn
-            keys, values = attention.key(context, context_rope), attention.value(context)
+            kept = attention.key(context, context_rope), attention.value(context)
             last = index == len(self.model.layers) - 1
-            hidden = layer(hidden, rope, partial(attend, keys, values, mask), first=int(last))
-        return self.model.norm(hidden).unflatten(0, (rows, count))
+            hidden = layer(hidden, rope, partial(attend, kept, bias), first=int(last))
+        return self.model.norm(hidden).unflatten(0, batch.anchor.shape)
+
+    def _dtype(self) -> torch.dtype:
+        """Returns what activations are in: the autocast dtype, or that of the weights."""
+        weight = self.model.fc.weight
+        kind = weight.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
     def _blocks(self, anchor: Tensor) -> Tensor:
         """Returns the embeddings [blocks, block, hidden] of each anchor and the masks after it."""
@@ -66,37 +71,41 @@ class BlockDrafts(nn.Module):
             return self._embed(block)
 
 
-def block_mask(anchor: Tensor, context: int, block: int) -> Tensor:
-    """Returns what a row of each block sees, bool [R, n, context + n * block].
+def context_bias(anchor: Tensor, context: int, dtype: torch.dtype) -> Tensor:
+    """Returns what is added to a block's scores, [R, n, context]: 0 for positions below its anchor, -inf from it on.
 
     Args:
         anchor: int64 [R, n].
         context: L, positions of the longest context.
-        block: rows of a block.
+        dtype: of the scores.
     """
-    (rows, count), device = anchor.shape, anchor.device
-    before = torch.arange(context, device=device) < anchor[..., None]
-    own = torch.eye(count, dtype=torch.bool, device=device).repeat_interleave(block, dim=1)
-    return torch.cat((before, own.expand(rows, -1, -1)), dim=-1)
+    before = torch.arange(context, device=anchor.device) < anchor[..., None]
+    return torch.zeros(before.shape, dtype=dtype, device=anchor.device).masked_fill(~before, float("-inf"))
 
 
-def attend(
-    context_key: Tensor, context_value: Tensor, mask: Tensor, query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
+def attend(context: tuple[Tensor, Tensor], bias: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Returns what the queries of R * n blocks gather, [R * n, q, heads * head_dim].
 
+    Two products, with the context and with the own block, and one softmax over both: a mask over all keys would compute
+    what blocks never see of each other.
+
     Args:
-        context_key, context_value: [R, L, kv heads, head_dim].
-        mask: from `block_mask`.
+        context: key and value [R, L, kv heads, head_dim].
+        bias: from `context_bias`.
         query: [R * n, q, heads, head_dim], rows of each block.
         key, value: [R * n, block, kv heads, head_dim].
     """
-    (rows, count), wanted = mask.shape[:2], query.shape[1]
+    rows, count, length = bias.shape
     groups = query.shape[2] // key.shape[2]
-    keys = torch.cat((context_key, key.reshape(rows, -1, *key.shape[2:])), dim=1)
-    values = torch.cat((context_value, value.reshape(rows, -1, *value.shape[2:])), dim=1)
-    keys, values = (x.repeat_interleave(groups, dim=2).transpose(1, 2) for x in (keys, values))
-    seen = mask[:, None].repeat_interleave(wanted, dim=2)
-    queries = query.reshape(rows, -1, *query.shape[2:]).transpose(1, 2)
-    gathered = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
-    return gathered.transpose(1, 2).reshape(rows * count, wanted, -1)
+    # R, heads, n, rows of a block, head_dim; the context has no n.
+    query = query.unflatten(0, (rows, count)).permute(0, 3, 1, 2, 4) * query.shape[-1] ** -0.5
+    key, value = (
+        x.unflatten(0, (rows, count)).permute(0, 3, 1, 2, 4).repeat_interleave(groups, 1) for x in (key, value)
+    )
+    far_key, far_value = (x.transpose(1, 2).repeat_interleave(groups, 1) for x in context)
+    far = (query.flatten(2, 3) @ far_key.transpose(-1, -2)).unflatten(2, (count, -1)) + bias[:, None, :, None]
+    near = query @ key.transpose(-1, -2)
+    share = torch.cat((far, near), dim=-1).softmax(-1).to(value.dtype)
+    gathered = (share[..., :length].flatten(2, 3) @ far_value).unflatten(2, (count, -1))
+    gathered = gathered + share[..., length:] @ value
+    return gathered.permute(0, 2, 3, 1, 4).flatten(0, 1).flatten(2)
