@@ -1,4 +1,4 @@
-"""`hf-dcut bench | profile | gpu-check`: the commands."""
+"""`hf-dcut bench | profile | train | evaluate | gpu-check`: the commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_dcut import __version__
+from hf_dcut.evaluate_command import add_evaluate
+from hf_dcut.train_command import add_train
 
 _TARGET = "models/smollm2-135m-instruct"
 _DRAFTER = "examples/drafter"
@@ -19,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hf-dcut", description="Batched speculative decoding for Transformers.")
     parser.add_argument("--version", action="version", version=f"hf-dcut {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_bench, _add_profile, _add_gpu_check):
+    for add in (_add_bench, _add_profile, add_train, add_evaluate, _add_gpu_check):
         add(commands)
     options = parser.parse_args(arguments)
     try:

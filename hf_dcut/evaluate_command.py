@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-DRAFTER = "examples/drafter"
+_TARGET = "models/smollm2-135m-instruct"
+_DRAFTER = "examples/drafter"
 
 
-def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser], target: str) -> None:
+def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the parser of `hf-dcut`."""
-    parser = commands.add_parser("evaluate", help="how many drafts a target accepts, and whether confidence tells which")
-    parser.add_argument("--target", default=target, help="folder or Hub id of the model (default: %(default)s)")
+    parser = commands.add_parser(
+        "evaluate", help="how many drafts a target accepts, and whether confidence tells which"
+    )
+    parser.add_argument("--target", default=_TARGET, help="folder or Hub id of the model (default: %(default)s)")
     parser.add_argument(
         "--drafter",
         action="append",
-        help=f"folder or Hub id of a drafter, once for each (default: {DRAFTER}); prompt lookup is measured beside them",
+        help=f"folder or Hub id of a drafter, once for each (default: {_DRAFTER}); prompt lookup comes for comparison",
     )
     parser.add_argument(
         "--data", action="append", help="shipped prompt set or JSON-lines file, once for each (default: gsm8k)"
@@ -25,7 +28,9 @@ def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--keep-loops", action="store_true", help="count text that repeats itself too")
     parser.add_argument("--slots", type=int, default=32, help="answers at once (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="of the target, such as bfloat16 (default: as saved)")
-    parser.add_argument("--answers", type=Path, default=None, help="folder that keeps the target's answers for next time")
+    parser.add_argument(
+        "--answers", type=Path, default=None, help="folder that keeps the target's answers for next time"
+    )
     parser.add_argument("--out", type=Path, default=None, help="JSON file for the numbers")
     parser.add_argument("--plot", type=Path, default=None, help="image file for the reliability curves (matplotlib)")
     parser.set_defaults(run=_evaluate)
@@ -38,5 +43,5 @@ def _evaluate(options: argparse.Namespace) -> None:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: give a positive integer")
     values = {k: v for k, v in vars(options).items() if k not in ("command", "run", "drafter", "data")}
-    drafters, data = tuple(options.drafter or [DRAFTER]), tuple(options.data or ["gsm8k"])
+    drafters, data = tuple(options.drafter or [_DRAFTER]), tuple(options.data or ["gsm8k"])
     evaluate(Plan(drafters=drafters, data=data, **values))

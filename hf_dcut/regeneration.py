@@ -1,4 +1,4 @@
-"""Answers of a target to prompts: what a drafter learns from and is measured on. Greedy, on this package's own engine."""
+"""Greedy answers of a target, made with the engine: what a drafter learns from and is measured on."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def tap_reader(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[ReadTaps
     layers, outputs = tapped_layers(model, taps), dict[int, Tensor]()
 
     def keep(index: int) -> Callable[[nn.Module, object, Any], None]:
-        return lambda module, inputs, output: outputs.update({index: output[0] if isinstance(output, tuple) else output})
+        return lambda module, inputs, output: outputs.update(
+            {index: output[0] if isinstance(output, tuple) else output}
+        )
 
     @torch.no_grad()
     def read(answers: Sequence[Answer]) -> Tensor:

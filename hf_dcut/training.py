@@ -12,7 +12,6 @@ and taps.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,7 +123,7 @@ class _Run:
             raise ValueError(f"{self.work} holds a run already: go on with resume=True, or give another folder")
         # A process may wait for the slowest one's answers.
         waits = InitProcessGroupKwargs(timeout=timedelta(hours=12))
-        self.accelerator = Accelerator(mixed_precision=plan.recipe.precision, kwargs_handlers=[waits])
+        self.accelerator = Accelerator(kwargs_handlers=[waits])
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(plan.target)
         model = AutoModelForCausalLM.from_pretrained(plan.target, dtype=plan.dtype)
         self.model: PreTrainedModel = model.eval().requires_grad_(False).to(self.accelerator.device)
@@ -286,7 +285,3 @@ class _Run:
     def _bar(self, total: int, what: str, unit: str) -> Any:
         off = None if self.accelerator.is_main_process else True
         return tqdm(total=total, desc=what, unit=unit, disable=off)
-
-
-def folder_of(path: str | os.PathLike[str]) -> Path:
-    return Path(path)

@@ -21,10 +21,10 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("cache", "attention", "noise", "requests"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "graphs"),
-    *("engine", "profiling", "assembly"),
+    *("engine", "profiling", "assembly", "regeneration", "taps"),
     *("options", "seeds", "streaming", "padded", "decoding", "generation", "batching", "parallel"),
     "",
-    *("bench", "cli", "app"),
+    *("bench", "training", "train_command", "evaluate_command", "cli", "app"),
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in ([units] if isinstance(units, str) else units)}
 

@@ -78,7 +78,7 @@ def write_answer(answer: Answer) -> str:
 def without_loop(answer: Answer) -> Answer:
     """Returns the answer up to where eight tokens in a row come for the third time.
 
-    Small models fall into loops, which any drafter predicts: they teach little, and flatter whoever is measured on them.
+    Small models fall into loops, which any drafter predicts: they teach little and flatter whoever is measured on them.
     """
     said, seen = answer.ids[answer.prompt_tokens :], Counter[tuple[int, ...]]()
     for start in range(len(said) - LOOP_NGRAM + 1):

@@ -29,20 +29,24 @@ class BlockDrafts(nn.Module):
     Args:
         model: the weights, trained in place.
         target: whose embeddings and head are used; not a submodule, so it is neither trained nor saved.
-        dtype: the head multiplies in.
+        dtype: matrices are multiplied in; the weights' own, or a narrower one through autocast.
     """
 
     def __init__(self, model: DFlashModel, target: PreTrainedModel, dtype: torch.dtype):
         super().__init__()
         self.model = model
-        weight = model.fc.weight
+        self.dtype, weight = dtype, model.fc.weight
         self._embed: Callable[[Tensor], Tensor] = target.get_input_embeddings().__call__
         self.head = target_head(target, model.draft_ids(), dtype, weight.device)
 
     def forward(self, batch: TrainingBatch) -> Tensor:
-        """Returns what the head reads, [R, n, D, hidden]: row j of a block is of the token at its anchor + j, from 1."""
-        config, device = self.model.config, batch.anchor.device
-        dtype = self._dtype()
+        """Returns what the head reads, [R, n, D, hidden]: row j, from 1, is of the token at its anchor + j."""
+        weight = self.model.fc.weight
+        with torch.autocast(weight.device.type, self.dtype, enabled=self.dtype != weight.dtype):
+            return self._hidden(batch).to(self.dtype)
+
+    def _hidden(self, batch: TrainingBatch) -> Tensor:
+        config, dtype, device = self.model.config, self.dtype, batch.anchor.device
         offsets = torch.arange(config.block_size, device=device)
         frequencies = rope_frequencies(config, dtype, device)
         context = self.model.context(batch.taps.to(dtype))
@@ -56,12 +60,6 @@ class BlockDrafts(nn.Module):
             last = index == len(self.model.layers) - 1
             hidden = layer(hidden, rope, partial(attend, kept, bias), first=int(last))
         return self.model.norm(hidden).unflatten(0, batch.anchor.shape)
-
-    def _dtype(self) -> torch.dtype:
-        """Returns what activations are in: the autocast dtype, or that of the weights."""
-        weight = self.model.fc.weight
-        kind = weight.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
     def _blocks(self, anchor: Tensor) -> Tensor:
         """Returns the embeddings [blocks, block, hidden] of each anchor and the masks after it."""

@@ -82,8 +82,8 @@ def _is_hub_id(target: str) -> bool:
 def _training(recipe: Recipe, facts: Facts) -> list[str]:
     source = f"to the prompts of `{facts.prompts}`" if facts.prompts else "that were given"
     lines = [
-        f"On {facts.answers:,} greedy answers of the target ({facts.answer_tokens:,} tokens) {source}; {facts.held_out} "
-        f"more were held out. {facts.steps:,} steps in {facts.seconds / 60:.0f} minutes."
+        f"On {facts.answers:,} greedy answers of the target ({facts.answer_tokens:,} tokens) {source}; "
+        f"{facts.held_out} more were held out. {facts.steps:,} steps in {facts.seconds / 60:.0f} minutes."
     ]
     if facts.command:
         lines += ["", f"    {facts.command}"]

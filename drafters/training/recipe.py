@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ class Recipe:
     """How a drafter is trained.
 
     Attributes:
-        steps: optimizer steps.
+        steps: optimizer steps; None for as many as the time budget allows.
         batch: rows of a step over all processes; a row is one answer with some of its anchors.
         anchors: most anchors of a row; each is a block to draft.
         learning_rate: its peak; it rises over the `warmup` share of the steps and falls in a cosine to `floor` of it.
@@ -25,7 +26,7 @@ class Recipe:
         evaluate_every: steps between evaluations on the answers that are held out.
     """
 
-    steps: int = 1000
+    steps: int | None = 1000
     batch: int = 8
     anchors: int = 32
     learning_rate: float = 6e-4
@@ -43,8 +44,10 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "anchors", "save_every", "evaluate_every"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r}: give a positive integer")
+            open_end = name == "steps" and value is None
+            self._check(name, open_end or (type(value) is int and value > 0), "a positive integer")
+        if self.steps is None and self.time_budget is None:
+            raise ValueError("steps=None and time_budget=None: give one of them, or training never ends")
         for name in ("learning_rate", "clip"):
             self._check(name, getattr(self, name) > 0, "a positive number")
         for name in ("decay", "time_budget"):
@@ -56,6 +59,17 @@ class Recipe:
     def _check(self, name: str, right: bool, wanted: str) -> None:
         if not right:
             raise ValueError(f"{name}={getattr(self, name)!r}: give {wanted}")
+
+    def rate(self, step: int, seconds: float) -> float:
+        """Returns the learning rate of a step, from 0, that begins after so many seconds of training."""
+        done = 0.0 if self.steps is None else (step + 1) / self.steps
+        if self.time_budget is not None:
+            done = max(done, seconds / self.time_budget)
+        if done < self.warmup:
+            share = done / self.warmup
+        else:
+            share = 0.5 * (1 + math.cos(math.pi * min(1.0, (done - self.warmup) / (1 - self.warmup or 1))))
+        return self.learning_rate * (self.floor + (1 - self.floor) * share)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the numbers as JSON-able values."""

@@ -28,7 +28,9 @@ def spread_taps(layers: int, count: int = 5) -> tuple[int, ...]:
     """Returns `count` layers of a target of so many, evenly from the second to the fourth from the end."""
     last = max(1, layers - 3)
     if not 0 < count <= last:
-        raise ValueError(f"taps={count}: a target of {layers} layers has 1 to {last} places for them; name layers instead")
+        raise ValueError(
+            f"taps={count}: a target of {layers} layers has 1 to {last} places for them; name layers instead"
+        )
     return (layers // 2,) if count == 1 else tuple(round(1 + i * (last - 1) / (count - 1)) for i in range(count))
 
 
@@ -81,7 +83,9 @@ def start_weights(
 @torch.no_grad()
 def _copy_last_layers(model: DFlashModel, target: PreTrainedModel, layers: Sequence[nn.Module]) -> None:
     if len(model.layers) > len(layers):
-        raise ValueError(f"start='target': the target has {len(layers)} layers to copy, the drafter {len(model.layers)}")
+        raise ValueError(
+            f"start='target': the target has {len(layers)} layers to copy, the drafter {len(model.layers)}"
+        )
     for own, source in zip(model.layers, list(layers)[-len(model.layers) :], strict=True):
         for name in _COPIED:
             _copy(own, source, name, target)

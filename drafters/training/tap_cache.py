@@ -88,9 +88,10 @@ class TapCache:
 
     def open(self) -> Callable[[Answer], Tensor]:
         """Returns a function that gives the taps [tokens, F] of an answer from the mapped file."""
-        taps = torch.from_file(
-            str(self._taps), shared=False, size=self.tokens * self.width, dtype=self.dtype
-        ).view(-1, self.width)
+        taps = torch.empty(0, self.width)
+        if self.rows:
+            size = self.tokens * self.width
+            taps = torch.from_file(str(self._taps), shared=False, size=size, dtype=self.dtype).view(-1, self.width)
 
         def of(answer: Answer) -> Tensor:
             start, tokens = self.rows[digest(answer)]

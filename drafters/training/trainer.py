@@ -8,7 +8,6 @@ depend on the clock.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,7 @@ STATE, METRICS = "state.pt", "metrics.jsonl"
 
 
 class LossOfBatch(nn.Module):
-    """What Accelerate prepares: a forward that returns numbers, so that its casts see no logits."""
+    """What Accelerate prepares: its forward returns the loss and the counts of a batch."""
 
     def __init__(self, drafts: BlockDrafts, decay: float):
         super().__init__()
@@ -56,7 +55,7 @@ class Trainer:
         taps: gives the taps [tokens, F] of an answer.
         recipe: the numbers.
         folder: where state and metrics go.
-        accelerator: the processes; made from the recipe when None.
+        accelerator: the processes; a new one when None.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Trainer:
     ):
         self.model, self.recipe, self.folder = model, recipe, Path(folder)
         self.answers, self.held_out, self.taps = answers, held_out, taps
-        self.accelerator = accelerator or Accelerator(mixed_precision=recipe.precision)
+        self.accelerator = accelerator or Accelerator()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.depth = model.config.block_size - 1
         self.to_draft = to_draft(model)
@@ -91,7 +90,7 @@ class Trainer:
         bar = tqdm(total=self.recipe.steps, initial=self.step, desc="train", unit="step", disable=self._bar_off)
         for rows in self._batches():
             self.spent = before + time.monotonic() - begin
-            if self.step >= self.recipe.steps or self._out_of_time():
+            if self.step == self.recipe.steps or self._out_of_time():
                 break
             metrics = self._train_step(rows)
             self.step += 1
@@ -110,7 +109,7 @@ class Trainer:
         processes, rank = self.accelerator.num_processes, self.accelerator.process_index
         batch = self._collate(rows[rank::processes])
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.learning_rate * self._rate()
+            group["lr"] = self.recipe.rate(self.step, self.spent)
         loss, weight, right = self.loss(batch)
         totals = self.accelerator.reduce(torch.stack([loss.detach(), weight, right[0].to(loss.dtype)]))
         # Processes average their gradients; the loss is one mean over the drafts of all of them.
@@ -152,8 +151,7 @@ class Trainer:
             batch = collate([Piece(index, tuple(part.tolist()))], self.held_out, self.taps, self.depth, self.to_draft)
             batch = batch.to(self.accelerator.device)
             drafts = self.loss_module.drafts
-            with self.accelerator.autocast():
-                right = drafts.head(drafts(batch)).argmax(-1) == batch.label
+            right = drafts.head(drafts(batch)).argmax(-1) == batch.label
             found.append(right[0].int().cumprod(-1).sum(-1))
         return torch.cat(found)
 
@@ -213,16 +211,6 @@ class Trainer:
 
     def _collate(self, rows: Sequence[Piece]) -> TrainingBatch:
         return collate(rows, self.answers, self.taps, self.depth, self.to_draft).to(self.accelerator.device)
-
-    def _rate(self) -> float:
-        """Returns the share of the learning rate that this step uses."""
-        done = self.step / self.recipe.steps
-        if self.recipe.time_budget is not None:
-            done = max(done, self.spent / self.recipe.time_budget)
-        if done < self.recipe.warmup:
-            return (done + 1 / self.recipe.steps) / (self.recipe.warmup + 1 / self.recipe.steps)
-        wave = 0.5 * (1 + math.cos(math.pi * min(1.0, (done - self.recipe.warmup) / (1 - self.recipe.warmup))))
-        return self.recipe.floor + (1 - self.recipe.floor) * wave
 
     def _out_of_time(self) -> bool:
         """Returns whether the time is up, the same answer in every process."""
