@@ -30,12 +30,15 @@ class Replay:
         right: bool [R, D], drafts that are the answer's own tokens; False where there was no draft.
         offered: bool [R, D], places that held a draft and have a token of the answer to compare with.
         open: bool [R, D], places that have such a token, with or without a draft.
+        added: int64 [R], tokens the step committed: the accepted drafts and the target's own, which an answer that
+            ends with a draft lacks.
     """
 
     confidence: Tensor
     right: Tensor
     offered: Tensor
     open: Tensor
+    added: Tensor
 
     @property
     def accepted(self) -> Tensor:
@@ -50,10 +53,7 @@ class Replay:
     @property
     def tokens_per_step(self) -> float:
         """Tokens committed a step, the target's own included (the paper's MAT)."""
-        # At the end of an answer the token after the last draft is missing.
-        full = self.accepted.sum(1) == self.open.sum(1)
-        ends = full & (self.open.sum(1) < self.open.shape[1])
-        return float((self.accepted.sum(1) + 1 - ends.int()).sum() / max(len(ends), 1))
+        return float(self.added.double().mean())
 
     @property
     def place_acceptance(self) -> list[float]:
@@ -103,9 +103,10 @@ class _Walk:
         """Yields the fields of `Replay`, [live answers, D] each, step by step."""
         while self.answers:
             confidence, right, offered, known = self._propose()
-            yield confidence, right, offered, known
-            taken = (right.int().cumprod(1).sum(1) + 1).tolist()
-            ends = [min(a + t, len(x) - 1) for a, t, x in zip(self.anchor, taken, self.answers, strict=True)]
+            left = torch.tensor([len(x) - 1 - a for x, a in zip(self.answers, self.anchor, strict=True)])
+            added = torch.minimum(right.int().cumprod(1).sum(1) + 1, left)
+            yield confidence, right, offered, known, added
+            ends = [a + n for a, n in zip(self.anchor, added.tolist(), strict=True)]
             self._observe(self.anchor, ends)
             self.anchor = ends
             self._retire()
