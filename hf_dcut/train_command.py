@@ -67,12 +67,11 @@ def _train(options: argparse.Namespace) -> None:
     from hf_dcut.training import TrainPlan, train
 
     given = {k: v for k, v in vars(options).items() if v is not None}
-    numbers = {f.name for f in fields(Recipe)} - {"time_budget"}
-    recipe = {k: v for k, v in given.items() if k in numbers}
+    recipe = {f.name: given[f.name] for f in fields(Recipe) if f.name in given and f.name != "time_budget"}
     if "time_budget" in given:
-        recipe = {"steps": None, "time_budget": given["time_budget"], **recipe}
-    own = {f.name for f in fields(TrainPlan)}
-    plan = {k: v for k, v in given.items() if k in own} | {"answers": tuple(given.get("answers", ()))}
+        recipe.setdefault("steps", None)
+    plan = {f.name: given[f.name] for f in fields(TrainPlan) if f.name in given and f.name != "command"}
+    plan["answers"] = tuple(given.get("answers", ()))
     result = train(TrainPlan(recipe=Recipe(**recipe), command=shlex.join(["hf-dcut", *sys.argv[1:]]), **plan))
     tokens = result.get("tokens_per_step")
     measured = "nothing was held out" if tokens is None else f"{tokens:.2f} tokens a step on held-out answers"

@@ -46,8 +46,6 @@ class Recipe:
             value = getattr(self, name)
             open_end = name == "steps" and value is None
             self._check(name, open_end or (type(value) is int and value > 0), "a positive integer")
-        if self.steps is None and self.time_budget is None:
-            raise ValueError("steps=None and time_budget=None: give one of them, or training never ends")
         for name in ("learning_rate", "clip"):
             self._check(name, getattr(self, name) > 0, "a positive number")
         for name in ("decay", "time_budget"):

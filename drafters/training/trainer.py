@@ -69,6 +69,8 @@ class Trainer:
         folder: str | os.PathLike[str],
         accelerator: Accelerator | None = None,
     ):
+        if recipe.steps is None and recipe.time_budget is None:
+            raise ValueError("steps=None and time_budget=None: give one of them, or training never ends")
         self.model, self.recipe, self.folder = model, recipe, Path(folder)
         self.answers, self.held_out, self.taps = answers, held_out, taps
         self.accelerator = accelerator or Accelerator()

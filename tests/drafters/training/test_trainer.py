@@ -116,6 +116,11 @@ def test_a_time_budget_ends_training(make_trainer) -> None:
     assert (trainer.folder / "state.pt").is_file()
 
 
+def test_an_end_must_be_given(make_trainer) -> None:
+    with pytest.raises(ValueError, match="training never ends"):
+        make_trainer(steps=None)
+
+
 def test_too_few_answers_for_a_batch(make_trainer) -> None:
     with pytest.raises(ValueError, match="batch=500: the answers have fewer rows"):
         make_trainer(batch=500).run()
