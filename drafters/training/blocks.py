@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_dcut.drafters.dflash.bound import target_head
-from hf_dcut.drafters.dflash.model import DFlashAttention, DFlashModel, rope_frequencies, rope_table
+from hf_dcut.drafters.dflash.model import DFlashLayer, DFlashModel, rope_frequencies, rope_table
 from hf_dcut.drafters.training.batches import TrainingBatch
 
 
@@ -55,7 +56,7 @@ class BlockDrafts(nn.Module):
         bias = context_bias(batch.anchor, context.shape[1], dtype)
         hidden = self._blocks(batch.token.flatten()).to(dtype)
         for index, layer in enumerate(self.model.layers):
-            attention: DFlashAttention = layer.self_attn
+            attention = cast(DFlashLayer, layer).self_attn
             kept = attention.key(context, context_rope), attention.value(context)
             last = index == len(self.model.layers) - 1
             hidden = layer(hidden, rope, partial(attend, kept, bias), first=int(last))

@@ -46,7 +46,9 @@ class _HeadLoss(torch.autograd.Function):
         with torch.no_grad():
             vocabulary = head(hidden[:1]).shape[-1]
         rows = max(1, _ELEMENTS.get(hidden.device.type, 1 << 26) // vocabulary)
-        losses, right, gradients = [], [], []
+        losses: list[Tensor] = []
+        right: list[Tensor] = []
+        gradients: list[Tensor] = []
         for part, labels, weights in zip(hidden.split(rows), label.split(rows), weight.split(rows), strict=True):
             with torch.enable_grad():
                 leaf = part.detach().requires_grad_()
@@ -62,5 +64,5 @@ class _HeadLoss(torch.autograd.Function):
         return torch.stack(losses).sum(), found
 
     @staticmethod
-    def backward(ctx: Any, loss: Tensor, right: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, loss: Tensor, right: Tensor) -> tuple[Tensor, None, None, None]:
         return torch.cat(ctx.saved_tensors) * loss, None, None, None

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_dcut.drafters.dflash import DFlashDrafter, DFlashModel
+from hf_dcut.drafters.dflash.model import DFlashLayer
 
 _COPIED = (
     "input_layernorm",
@@ -95,7 +97,7 @@ def _copy_last_layers(model: DFlashModel, target: PreTrainedModel, layers: Seque
     width = model.config.hidden_size
     model.fc.weight.zero_()[:, -width:] = torch.eye(width)
     # The context skips the input norm of the layers it goes into.
-    model.hidden_norm.weight.copy_(model.layers[0].input_layernorm.weight)
+    model.hidden_norm.weight.copy_(cast(DFlashLayer, model.layers[0]).input_layernorm.weight)
     final = getattr(target.get_decoder(), "norm", None)
     if final is not None and isinstance(weight := getattr(final, "weight", None), Tensor):
         model.norm.weight.copy_(weight)
@@ -103,7 +105,7 @@ def _copy_last_layers(model: DFlashModel, target: PreTrainedModel, layers: Seque
 
 def _copy(own: nn.Module, source: nn.Module, name: str, target: PreTrainedModel) -> None:
     found = dict(source.named_modules()).get(name)
-    weight, wanted = getattr(found, "weight", None), own.get_submodule(name).weight
+    weight, wanted = getattr(found, "weight", None), own.get_parameter(f"{name}.weight")
     if not isinstance(weight, Tensor) or weight.shape != wanted.shape:
         shape = "is missing" if weight is None else f"is {tuple(weight.shape)}"
         raise ValueError(

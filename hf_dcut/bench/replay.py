@@ -147,7 +147,7 @@ class _Walk:
             last = len(self.answers) - 1
             if index < last:
                 self.bound.move(last, index)
-            for column in (self.answers, self.taps, self.anchor):
-                column[index] = column[last]  # type: ignore[index]
-                column.pop()
+                self.answers[index], self.taps[index] = self.answers[last], self.taps[last]
+                self.anchor[index] = self.anchor[last]
+            del self.answers[last], self.taps[last], self.anchor[last]
             self.bound.free(last)
