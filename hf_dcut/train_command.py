@@ -67,7 +67,7 @@ def _train(options: argparse.Namespace) -> None:
     from hf_dcut.training import TrainPlan, train
 
     given = {k: v for k, v in vars(options).items() if v is not None}
-    recipe = {f.name: given[f.name] for f in fields(Recipe) if f.name in given and f.name != "time_budget"}
+    recipe = {f.name: given[f.name] for f in fields(Recipe) if f.name in given}
     if "time_budget" in given:
         recipe.setdefault("steps", None)
     plan = {f.name: given[f.name] for f in fields(TrainPlan) if f.name in given and f.name != "command"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class TrainPlan:
         prompts: JSON-lines file or shipped prompt set that the target answers; None when only `answers` are used.
         answers: files of answers that the target gave before.
         start: "random", "target" (copies of its last layers), or a drafter's folder or Hub id, whose shape is kept.
-        layers, block_size: of the drafter.
+        layers, block_size: of the drafter; 5 and 16 when None.
         taps: target layers it reads; None spreads five over the target.
         mask_token_id: token that stands where a draft is wanted; None takes a special token that no answer holds.
         draft_vocab_size: drafts only so many of the answers' most frequent tokens; None drafts all tokens.
@@ -75,8 +75,8 @@ class TrainPlan:
     prompts: str | None = None
     answers: tuple[Path, ...] = ()
     start: str = "random"
-    layers: int = 5
-    block_size: int = 16
+    layers: int | None = None
+    block_size: int | None = None
     taps: tuple[int, ...] | None = None
     mask_token_id: int | None = None
     draft_vocab_size: int | None = None
@@ -98,8 +98,23 @@ class TrainPlan:
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out={self.held_out!r}: give a share in [0, 1), such as 0.02")
         for name in ("layers", "max_new_tokens", "max_prompt_tokens", "slots"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: give a positive integer")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value!r}: give a positive integer")
+        shape = ("layers", "block_size", "taps", "mask_token_id", "draft_vocab_size")
+        given = [name for name in shape if getattr(self, name) is not None]
+        if given and not self.fresh:
+            raise ValueError(
+                f"start={self.start!r} keeps the shape of that drafter: leave out {', '.join(given)}, or start from "
+                "'random' or 'target'"
+            )
+        if self.recipe.steps is None and self.time_budget is None:
+            raise ValueError("recipe.steps=None needs a time_budget: give one of them, or training never ends")
+
+    @property
+    def fresh(self) -> bool:
+        """Whether training makes a drafter of its own shape rather than going on from one."""
+        return self.start in ("random", "target")
 
 
 def train(plan: TrainPlan) -> dict[str, Any]:
@@ -119,6 +134,9 @@ class _Run:
     def __init__(self, plan: TrainPlan):
         self.plan, self.begin = plan, time.monotonic()
         self.work = plan.work or plan.out / "work"
+        # Bad files are found before a large model is loaded.
+        self.given = [answer for path in plan.answers for answer in read_answers(path)]
+        self.prompts = [] if plan.prompts is None else read_prompts(plan.prompts)
         if not plan.resume and (self.work / STATE).exists():
             raise ValueError(f"{self.work} holds a run already: go on with resume=True, or give another folder")
         # A process may wait for the slowest one's answers.
@@ -135,10 +153,11 @@ class _Run:
         answers, held_out = self._split(self._answers())
         model = self._start(answers)
         taps = self._cache([*answers, *held_out])
-        trainer = Trainer(model, self.model, answers, held_out, taps, self._recipe(), self.work, self.accelerator)
+        recipe = self.plan.recipe
+        trainer = Trainer(model, self.model, answers, held_out, taps, recipe, self.work, self.accelerator)
         if self.plan.resume and (self.work / STATE).exists():
             trainer.resume()
-        trainer.run()
+        trainer.run(self._seconds_left())
         result: dict[str, Any] = {"steps": trainer.step, "seconds": time.monotonic() - self.begin}
         if self.accelerator.is_main_process:
             result |= self._finish(model, trainer, answers, held_out)
@@ -147,21 +166,18 @@ class _Run:
 
     def _answers(self) -> list[Answer]:
         """Returns all answers, those that were given first, the same in every process."""
-        plan, known = self.plan, [a for path in self.plan.answers for a in read_answers(path)]
-        if plan.prompts is not None:
-            prompts = self._prompts({a.ids[: a.prompt_tokens] for a in known})
-            known += self._regenerate(prompts)
-        if not plan.keep_loops:
+        known = self.given + self._regenerate(self._open_prompts()) if self.prompts else self.given
+        if not self.plan.keep_loops:
             known = [without_loop(answer) for answer in known]
         known = [answer for answer in known if len(answer.anchors)]
         if not known:
             raise ValueError("no answer has two tokens or more: there is nothing to train on")
         return known
 
-    def _prompts(self, answered: set[Prompt]) -> list[Prompt]:
-        """Returns the prompts that have no answer yet, without those that are too long."""
-        assert self.plan.prompts is not None
-        encoded = encode_each(self.tokenizer, read_prompts(self.plan.prompts))
+    def _open_prompts(self) -> list[Prompt]:
+        """Returns the prompts whose answers were not given, without those that are too long."""
+        answered = {a.ids[: a.prompt_tokens] for a in self.given}
+        encoded = encode_each(self.tokenizer, self.prompts)
         short = [p for p in encoded if len(p) <= self.plan.max_prompt_tokens]
         if len(short) < len(encoded):
             logger.warning(
@@ -199,17 +215,16 @@ class _Run:
     def _start(self, answers: Sequence[Answer]) -> DFlashModel:
         """Returns the weights to begin with; the taps become those of a drafter that is started from."""
         plan, size = self.plan, self.plan.draft_vocab_size
-        config = self.model.config.get_text_config(decoder=True)
-        fresh = plan.start in ("random", "target")
+        vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
         model = start_weights(
             plan.start,
             self.model,
             list(self.layers),
             taps=self.taps,
-            mask_token_id=self._mask_token(answers) if fresh else 0,
-            block_size=plan.block_size,
-            depth=plan.layers,
-            draft_ids=frequent_tokens(answers, size, config.vocab_size) if size and fresh else None,
+            mask_token_id=self._mask_token(answers) if plan.fresh else 0,
+            block_size=plan.block_size or 16,
+            depth=plan.layers or 5,
+            draft_ids=None if size is None else frequent_tokens(answers, size, vocabulary),
             seed=plan.recipe.seed,
             dtype=torch.promote_types(self.model.dtype, torch.float32),
         )
@@ -232,29 +247,32 @@ class _Run:
     def _cache(self, answers: Sequence[Answer]) -> Callable[[Answer], Tensor]:
         """Returns a function from answers to their taps, after each process has added those of its share."""
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        hidden = self.model.config.get_text_config(decoder=True).hidden_size
-        source = {"target": self.plan.target, "taps": list(self.taps)}
-        open_one = lambda r: TapCache(self.work / "taps" / str(r), hidden * len(self.taps), self.model.dtype, source)  # noqa: E731
-        share, cache = answers[rank::ranks], open_one(rank)
+        share, cache = answers[rank::ranks], self._tap_cache(rank)
         with self._bar(len(cache.missing(share)), "taps", "answer") as bar, tap_reader(self.model, self.taps) as read:
             for added in cache.fill(share, read):
                 bar.update(added)
         self.accelerator.wait_for_everyone()
-        readers = [open_one(r).open() for r in range(ranks)]
+        readers = [self._tap_cache(r).open() for r in range(ranks)]
         places = {answer: index % ranks for index, answer in enumerate(answers)}
         return lambda answer: readers[places[answer]](answer)
 
-    def _recipe(self) -> Recipe:
-        """Returns the recipe with what is left of the time budget."""
+    def _tap_cache(self, rank: int) -> TapCache:
+        """Returns the taps that a process has made."""
+        width = self.model.config.get_text_config(decoder=True).hidden_size * len(self.taps)
+        source = {"target": self.plan.target, "taps": list(self.taps)}
+        return TapCache(self.work / "taps" / str(rank), width, self.model.dtype, source)
+
+    def _seconds_left(self) -> float | None:
+        """Returns what is left of the time budget for training."""
         if self.plan.time_budget is None:
-            return self.plan.recipe
+            return None
         left = self.plan.time_budget * (1 - _RESERVE_SHARE) - (time.monotonic() - self.begin)
         if left <= 0:
             raise ValueError(
                 f"time_budget={self.plan.time_budget:g} s: answers and taps took all of it. They are kept in "
                 f"{self.work}; give more time and resume=True"
             )
-        return replace(self.plan.recipe, time_budget=left)
+        return left
 
     def _finish(
         self, model: DFlashModel, trainer: Trainer, answers: Sequence[Answer], held_out: Sequence[Answer]

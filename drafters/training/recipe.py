@@ -12,7 +12,7 @@ class Recipe:
     """How a drafter is trained.
 
     Attributes:
-        steps: optimizer steps; None for as many as the time budget allows.
+        steps: optimizer steps; None for as many as the time allows.
         batch: rows of a step over all processes; a row is one answer with some of its anchors.
         anchors: most anchors of a row; each is a block to draft.
         learning_rate: its peak; it rises over the `warmup` share of the steps and falls in a cosine to `floor` of it.
@@ -21,7 +21,6 @@ class Recipe:
         decay: places after which the weight of a draft in the loss has fallen to 1/e; None takes half the block.
         precision: "bf16" multiplies matrices in bfloat16 with weights in float32; "no" changes nothing.
         seed: of the order of the data.
-        time_budget: seconds of training after which it stops, the schedule running out with them; None for no limit.
         save_every: steps between saved states.
         evaluate_every: steps between evaluations on the answers that are held out.
     """
@@ -37,7 +36,6 @@ class Recipe:
     decay: float | None = None
     precision: str = "bf16"
     seed: int = 0
-    time_budget: float | None = None
     save_every: int = 100
     evaluate_every: int = 200
 
@@ -48,8 +46,7 @@ class Recipe:
             self._check(name, open_end or (type(value) is int and value > 0), "a positive integer")
         for name in ("learning_rate", "clip"):
             self._check(name, getattr(self, name) > 0, "a positive number")
-        for name in ("decay", "time_budget"):
-            self._check(name, getattr(self, name) is None or getattr(self, name) > 0, "a positive number or None")
+        self._check("decay", self.decay is None or self.decay > 0, "a positive number or None")
         for name in ("warmup", "floor", "weight_decay"):
             self._check(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")
         self._check("precision", self.precision in ("bf16", "no"), "'bf16' or 'no'")
@@ -58,11 +55,9 @@ class Recipe:
         if not right:
             raise ValueError(f"{name}={getattr(self, name)!r}: give {wanted}")
 
-    def rate(self, step: int, seconds: float) -> float:
-        """Returns the learning rate of a step, from 0, that begins after so many seconds of training."""
-        done = 0.0 if self.steps is None else (step + 1) / self.steps
-        if self.time_budget is not None:
-            done = max(done, seconds / self.time_budget)
+    def rate(self, step: int, time_share: float = 0.0) -> float:
+        """Returns the learning rate of a step, from 0, when that share of the time is over: what runs out first rules."""
+        done = max(time_share, 0.0 if self.steps is None else (step + 1) / self.steps)
         if done < self.warmup:
             share = done / self.warmup
         else:

@@ -8,6 +8,7 @@ depend on the clock.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,8 +70,6 @@ class Trainer:
         folder: str | os.PathLike[str],
         accelerator: Accelerator | None = None,
     ):
-        if recipe.steps is None and recipe.time_budget is None:
-            raise ValueError("steps=None and time_budget=None: give one of them, or training never ends")
         self.model, self.recipe, self.folder = model, recipe, Path(folder)
         self.answers, self.held_out, self.taps = answers, held_out, taps
         self.accelerator = accelerator or Accelerator()
@@ -86,15 +85,22 @@ class Trainer:
         self.loss, self.optimizer = self.accelerator.prepare(loss, optimizer)
         self.step, self.spent = 0, 0.0
 
-    def run(self) -> None:
-        """Trains to the last step or the end of the time budget, and saves."""
+    def run(self, seconds: float | None = None) -> None:
+        """Trains to the last step and saves.
+
+        Args:
+            seconds: stop after so many, counted from now, with the learning rate running out then; None for no limit.
+        """
+        if self.recipe.steps is None and seconds is None:
+            raise ValueError("steps=None and no time limit: give one of them, or training never ends")
         begin, before = time.monotonic(), self.spent
+        limit = math.inf if seconds is None else before + seconds
         bar = tqdm(total=self.recipe.steps, initial=self.step, desc="train", unit="step", disable=self._bar_off)
         for rows in self._batches():
             self.spent = before + time.monotonic() - begin
-            if self.step == self.recipe.steps or self._out_of_time():
+            if self.step == self.recipe.steps or self._any_process(self.spent >= limit):
                 break
-            metrics = self._train_step(rows)
+            metrics = self._train_step(rows, self.recipe.rate(self.step, self.spent / limit))
             self.step += 1
             bar.update()
             bar.set_postfix({k: f"{metrics[k]:.3f}" for k in ("loss", "first")})
@@ -106,12 +112,12 @@ class Trainer:
         bar.close()
         self.save()
 
-    def _train_step(self, rows: Sequence[Piece]) -> dict[str, float]:
+    def _train_step(self, rows: Sequence[Piece], rate: float) -> dict[str, float]:
         """Returns the metrics of one step."""
         processes, rank = self.accelerator.num_processes, self.accelerator.process_index
         batch = self._collate(rows[rank::processes])
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(self.step, self.spent)
+            group["lr"] = rate
         loss, weight, right = self.loss(batch)
         totals = self.accelerator.reduce(torch.stack([loss.detach(), weight, right[0].to(loss.dtype)]))
         # Processes average their gradients; the loss is one mean over the drafts of all of them.
@@ -125,7 +131,7 @@ class Trainer:
             "loss": total / weights,
             "first": first / blocks,
             "norm": float(norm),
-            "rate": float(self.optimizer.param_groups[0]["lr"]),
+            "rate": rate,
             "blocks": blocks,
         }
 
@@ -214,12 +220,11 @@ class Trainer:
     def _collate(self, rows: Sequence[Piece]) -> TrainingBatch:
         return collate(rows, self.answers, self.taps, self.depth, self.to_draft).to(self.accelerator.device)
 
-    def _out_of_time(self) -> bool:
-        """Returns whether the time is up, the same answer in every process."""
-        if self.recipe.time_budget is None:
-            return False
-        late = torch.tensor(float(self.spent >= self.recipe.time_budget), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(late) > 0)
+    def _any_process(self, late: bool) -> bool:
+        """Returns whether it holds in any process, the same answer in all."""
+        if self.accelerator.num_processes == 1:
+            return late
+        return bool(self.accelerator.reduce(torch.tensor(float(late), device=self.accelerator.device)) > 0)
 
     def _log(self, values: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:

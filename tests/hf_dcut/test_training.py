@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def plan(target: Path, prompts: Path | None, out: Path, steps: int = 3, **options: object) -> TrainPlan:
+def plan(target: Path, prompts: Path | None, out: Path, steps: int | None = 3, **options: object) -> TrainPlan:
     recipe = Recipe(steps=steps, batch=2, anchors=4, precision="no", evaluate_every=2, save_every=1)
     numbers = {"layers": 1, "block_size": 4, "max_new_tokens": 12, "held_out": 0.25, "keep_loops": True}
     return TrainPlan(str(target), out, None if prompts is None else str(prompts), recipe=recipe, **(numbers | options))
@@ -75,10 +76,10 @@ def test_a_run_goes_on(target: Path, prompts: Path, tmp_path: Path) -> None:
     # The first part is killed after two steps of the same schedule.
     original = Trainer._train_step
 
-    def die(self: Trainer, rows: object) -> dict[str, float]:
+    def die(self: Trainer, *arguments: Any) -> dict[str, float]:
         if self.step == 2:
             raise KeyboardInterrupt
-        return original(self, rows)  # type: ignore[arg-type]
+        return original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_train_step", die)
@@ -95,11 +96,17 @@ def test_answers_that_were_given_need_no_prompts(target: Path, prompts: Path, tm
     train(plan(target, prompts, tmp_path / "first"))
     answers = tmp_path / "first" / "work" / "answers-0.jsonl"
     again = tmp_path / "again"
-    result = train(plan(target, None, again, answers=(answers,), start=str(tmp_path / "first"), steps=1))
+    kept = {"layers": None, "block_size": None, "start": str(tmp_path / "first")}
+    result = train(plan(target, None, again, answers=(answers,), steps=1, **kept))
     assert result["steps"] == 1
+    assert AutoDrafter.from_pretrained(again).draft_tokens == 3
     assert not (again / "work" / "answers-0.jsonl").exists()
     with pytest.raises(ValueError, match="nothing to train on"):
         plan(target, None, tmp_path)
+    with pytest.raises(ValueError, match="keeps the shape of that drafter: leave out layers, block_size"):
+        plan(target, None, again, answers=(answers,), start=str(again))
+    with pytest.raises(ValueError, match="needs a time_budget"):
+        plan(target, prompts, again, steps=None)
 
 
 def test_a_time_budget_ends_everything(target: Path, prompts: Path, tmp_path: Path) -> None:

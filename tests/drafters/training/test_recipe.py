@@ -28,7 +28,7 @@ def test_what_makes_no_sense_is_refused(values: dict[str, Any], message: str) ->
 
 def test_the_rate_rises_and_falls() -> None:
     recipe = Recipe(steps=100, warmup=0.1, floor=0.1, learning_rate=1.0)
-    rates = [recipe.rate(step, 0.0) for step in range(100)]
+    rates = [recipe.rate(step) for step in range(100)]
     top = rates.index(max(rates))
     assert top == 9
     assert rates[9] == 1.0
@@ -40,8 +40,8 @@ def test_the_rate_rises_and_falls() -> None:
 
 
 def test_the_rate_runs_out_with_the_time() -> None:
-    recipe = Recipe(steps=None, time_budget=200.0, warmup=0.0, floor=0.0, learning_rate=1.0)
-    assert recipe.rate(7, 100.0) == pytest.approx(0.5)
-    assert recipe.rate(7, 200.0) == pytest.approx(0.0)
-    both = Recipe(steps=10, time_budget=200.0, warmup=0.0, floor=0.0, learning_rate=1.0)
-    assert both.rate(4, 20.0) == pytest.approx(0.5)
+    recipe = Recipe(steps=None, warmup=0.0, floor=0.0, learning_rate=1.0)
+    assert recipe.rate(7, 0.5) == pytest.approx(0.5)
+    assert recipe.rate(7, 1.0) == pytest.approx(0.0)
+    both = Recipe(steps=10, warmup=0.0, floor=0.0, learning_rate=1.0)
+    assert both.rate(4, 0.1) == both.rate(0, 0.5) == pytest.approx(0.5)

@@ -67,10 +67,10 @@ def test_a_resumed_run_equals_an_unbroken_one(make_trainer, dtype) -> None:
     killed = make_trainer("killed", dtype)
     original = killed._train_step
 
-    def step_or_die(rows: Any) -> dict[str, float]:
+    def step_or_die(*arguments: Any) -> dict[str, float]:
         if killed.step == 3:
             raise KeyboardInterrupt
-        return original(rows)
+        return original(*arguments)
 
     killed._train_step = step_or_die
     with pytest.raises(KeyboardInterrupt):
@@ -108,8 +108,8 @@ def test_a_state_of_another_drafter_is_refused(make_trainer, make_world) -> None
 
 
 def test_a_time_budget_ends_training(make_trainer) -> None:
-    trainer = make_trainer(steps=None, time_budget=1.0)
-    trainer.run()
+    trainer = make_trainer(steps=None)
+    trainer.run(seconds=1.0)
     lines = metrics(trainer)
     assert trainer.step == len(lines) > 1
     assert lines[-1]["rate"] < 0.6 * max(line["rate"] for line in lines)
@@ -118,7 +118,7 @@ def test_a_time_budget_ends_training(make_trainer) -> None:
 
 def test_an_end_must_be_given(make_trainer) -> None:
     with pytest.raises(ValueError, match="training never ends"):
-        make_trainer(steps=None)
+        make_trainer(steps=None).run()
 
 
 def test_too_few_answers_for_a_batch(make_trainer) -> None:
