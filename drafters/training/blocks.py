@@ -17,6 +17,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from hf_dcut.drafters.dflash.bound import target_head
@@ -30,7 +31,7 @@ class BlockDrafts(nn.Module):
     Args:
         model: the weights, trained in place.
         target: whose embeddings and head are used; not a submodule, so it is neither trained nor saved.
-        dtype: matrices are multiplied in; the weights' own, or a narrower one through autocast.
+        dtype: everything is computed in: what the drafter will be saved in. Weights keep their own and are cast.
     """
 
     def __init__(self, model: DFlashModel, target: PreTrainedModel, dtype: torch.dtype):
@@ -40,14 +41,14 @@ class BlockDrafts(nn.Module):
         self._embed: Callable[[Tensor], Tensor] = target.get_input_embeddings().__call__
         self.head = target_head(target, model.draft_ids(), dtype, weight.device)
 
-    def forward(self, batch: TrainingBatch) -> Tensor:
+    def hidden(self, batch: TrainingBatch) -> Tensor:
         """Returns what the head reads, [R, n, D, hidden]: row j, from 1, is of the token at its anchor + j."""
-        weight = self.model.fc.weight
-        with torch.autocast(weight.device.type, self.dtype, enabled=self.dtype != weight.dtype):
-            return self._hidden(batch).to(self.dtype)
+        weights = {name: weight.to(self.dtype) for name, weight in self.named_parameters()}
+        return functional_call(self, weights, (batch,))
 
-    def _hidden(self, batch: TrainingBatch) -> Tensor:
-        config, dtype, device = self.model.config, self.dtype, batch.anchor.device
+    def forward(self, batch: TrainingBatch) -> Tensor:
+        """Returns the same, computed in the weights' dtype."""
+        config, dtype, device = self.model.config, self.model.fc.weight.dtype, batch.anchor.device
         offsets = torch.arange(config.block_size, device=device)
         frequencies = rope_frequencies(config, dtype, device)
         context = self.model.context(batch.taps.to(dtype))

@@ -56,7 +56,7 @@ class Recipe:
             raise ValueError(f"{name}={getattr(self, name)!r}: give {wanted}")
 
     def rate(self, step: int, time_share: float = 0.0) -> float:
-        """Returns the learning rate of a step, from 0, when that share of the time is over: what runs out first rules."""
+        """Returns the learning rate of a step, from 0, with that share of the time over; what runs out first rules."""
         done = max(time_share, 0.0 if self.steps is None else (step + 1) / self.steps)
         if done < self.warmup:
             share = done / self.warmup

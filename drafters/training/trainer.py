@@ -41,7 +41,7 @@ class LossOfBatch(nn.Module):
     def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the weighted loss, the weights' sum, and how many drafts of each place are right, float32 [D]."""
         weight = place_weights(batch.label.shape[-1], self.decay, batch.label.device) * (batch.label >= 0)
-        loss, right = block_loss(self.drafts(batch), self.drafts.head, batch.label, weight)
+        loss, right = block_loss(self.drafts.hidden(batch), self.drafts.head, batch.label, weight)
         return loss, weight.sum(), right.flatten(0, -2).sum(0)
 
 
@@ -159,7 +159,7 @@ class Trainer:
             batch = collate([Piece(index, tuple(part.tolist()))], self.held_out, self.taps, self.depth, self.to_draft)
             batch = batch.to(self.accelerator.device)
             drafts = self.loss_module.drafts
-            right = drafts.head(drafts(batch)).argmax(-1) == batch.label
+            right = drafts.head(drafts.hidden(batch)).argmax(-1) == batch.label
             found.append(right[0].int().cumprod(-1).sum(-1))
         return torch.cat(found)
 

@@ -27,7 +27,7 @@ def logits_of(drafter: DFlashDrafter, world: object, rows: list[Piece], taps: Ca
     drafts = BlockDrafts(drafter.model, world.target, drafter.dtype)
     batch = collate(rows, world.answers, taps, drafter.draft_tokens, to_draft(drafter.model))
     with torch.no_grad():
-        return drafts.head(drafts(batch))
+        return drafts.head(drafts.hidden(batch))
 
 
 def decoded(drafter: DFlashDrafter, world: object, answer: Answer, anchor: int) -> Tensor:
