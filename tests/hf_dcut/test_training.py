@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +93,28 @@ def test_a_run_goes_on(target: Path, prompts: Path, tmp_path: Path) -> None:
     result = train(plan(target, prompts, parts, resume=True))
     assert result["steps"] == recipe.steps
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(target: Path, prompts: Path, tmp_path: Path) -> None:
+    out, one = tmp_path / "out", tmp_path / "one"
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "hf_dcut.cli"]
+    options = ["--layers", "1", "--block-size", "4", "--max-new-tokens", "12", "--held-out", "0.25", "--keep-loops"]
+    numbers = ["--steps", "2", "--batch", "2", "--anchors", "4", "--precision", "no"]
+    files = ["--target", target, "--prompts", prompts, "--out", out]
+    command = [sys.executable, "-P", *launch, "train", *files, *options, *numbers]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [len(read_answers(out / "work" / f"answers-{rank}.jsonl")) for rank in (0, 1)] == [3, 2]
+    assert all((out / "work" / "taps" / rank / "taps.bin").stat().st_size for rank in "01")
+    assert "2 steps in" in done.stdout
+    # One process that is given the answers in the same order ends with the same weights.
+    answers = tuple(out / "work" / f"answers-{rank}.jsonl" for rank in (0, 1))
+    train(plan(target, None, one, steps=2, answers=answers))
+    ours, theirs = (AutoDrafter.from_pretrained(folder).model.state_dict() for folder in (one, out))
+    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-4) for name in ours)
 
 
 def test_answers_that_were_given_need_no_prompts(target: Path, prompts: Path, tmp_path: Path) -> None:
