@@ -1,4 +1,5 @@
-# One command each: `make setup`, `make test`, `make demo`, `make check`, `make gpu-check`, `make train-gpu`, `make clean`.
+# One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make train-gpu`,
+# `make clean`.
 #
 # The torch build: pip takes the one its index prefers, with CUDA on Linux. On a machine without an NVIDIA GPU, a CPU
 # build spares gigabytes. To choose one, name the index that PyTorch's install page gives for it, or another version:
@@ -22,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # `python -m` must not put the repository on sys.path: ./hf_dcut alone is not the whole package, see pyproject.toml.
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup test demo check gpu-check train-gpu clean distclean
+.PHONY: setup test demo check docs gpu-check train-gpu package clean distclean
 
 setup: $(VENV)/.installed $(MODEL)/config.json
 
@@ -45,14 +46,20 @@ test: setup
 demo: setup
 	$(BIN)/hf-dcut bench --batch 16 --prompts 16 --max-new-tokens 64 --rounds 2 --show 3
 
-# Types are checked on an installed copy, since mypy cannot follow the package map. What an earlier build left under
-# build/lib would go into the copy, so it is cleared first.
-check: $(VENV)/.installed
+check: $(VENV)/.installed package
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	cd build/package && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p hf_dcut
+
+# The pages, under build/site; a warning is an error.
+docs: $(VENV)/.installed package
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+
+# mypy and mkdocs read an installed copy, since they cannot follow the package map. What an earlier build left under
+# build/lib would go into the copy, so it is cleared first.
+package: $(VENV)/.installed
 	rm -rf build
-	$(PIP) install --quiet --no-deps --no-build-isolation --target build/typecheck .
-	cd build/typecheck && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p hf_dcut
+	$(PIP) install --quiet --no-deps --no-build-isolation --target build/package .
 
 gpu-check: setup
 	$(BIN)/hf-dcut gpu-check --out docs/benchmarks/gpu_check.json

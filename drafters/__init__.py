@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from torch import nn
+
 from hf_dcut.drafters import checkpoint
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.dflash.config import is_dflash
 
-__all__ = ["DRAFTERS", "AutoDrafter", "BoundDrafter", "DFlashDrafter", "Drafter"]
+__all__ = ["DRAFTERS", "AutoDrafter", "BoundDrafter", "DFlashDrafter", "Drafter", "is_drafter"]
 
 # Kind of drafter -> its class.
 DRAFTERS: dict[str, type[Drafter]] = {"dflash": DFlashDrafter}
@@ -39,8 +41,32 @@ class AutoDrafter:
         config = checkpoint.read_config(folder)
         if is_dflash(config):
             return DFlashDrafter.from_pretrained(folder, **options)
-        raise ValueError(
-            f"{name} is no drafter that is known: config.json has architectures={config.get('architectures')!r} and "
-            f"model_type={config.get('model_type')!r}. Known: DFlash (architectures=['DFlashDraftModel']). "
-            "A smaller causal language model is not a DFlash drafter"
-        )
+        raise ValueError(f"{name} {_unknown(config)}")
+
+    @staticmethod
+    def from_module(module: nn.Module) -> Drafter:
+        """Returns the drafter that an already loaded model is, with its weights but without its code.
+
+        Args:
+            module: such as a `DFlashDraftModel` of remote code, or Transformers' `MuseGlimmerAssistantModel`.
+
+        Raises:
+            TypeError: a model of a kind that is not known.
+            ValueError: one that is known but not supported.
+        """
+        if is_drafter(module):
+            return DFlashDrafter.from_module(module)
+        raise TypeError(f"{type(module).__name__} {_unknown(checkpoint.config_of(module))}")
+
+
+def is_drafter(module: nn.Module) -> bool:
+    """Returns whether a loaded model is a drafter of a kind that is known, supported or not."""
+    return is_dflash(checkpoint.config_of(module))
+
+
+def _unknown(config: dict[str, Any]) -> str:
+    return (
+        f"is no drafter that is known: its config has architectures={config.get('architectures')!r} and "
+        f"model_type={config.get('model_type')!r}. Known: DFlash, in the formats of docs/drafters.md. "
+        "A smaller causal language model is not a DFlash drafter"
+    )

@@ -14,11 +14,13 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.errors import RevisionNotFoundError as RevisionError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# What may lie beside the weights and belongs to them: tensors of a drafter that were published on their own.
+BESIDE = ("mask_embedding.safetensors",)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -60,14 +62,28 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Returns the folder's weights by name, on the CPU: from one safetensors file, or from the shards of an index."""
-    if (folder / WEIGHTS).is_file():
-        return _read(folder / WEIGHTS)
-    if not (folder / INDEX).is_file():
-        raise FileNotFoundError(_nothing_to_read(folder))
     tensors: dict[str, Tensor] = {}
-    for shard in _shards(folder / INDEX):
-        tensors |= _read(shard)
+    for file in _files(folder):
+        tensors |= _read(file)
     return tensors
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the folder's weights by name, from the headers of its files alone."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in _files(folder):
+        shapes |= _read_header(file)
+    return shapes
+
+
+def config_of(module: nn.Module) -> dict[str, Any]:
+    """Returns what would be the config.json of a loaded model; an empty one when it has no config.
+
+    A model that was not read from a folder may not know its architecture, which is then the name of its class.
+    """
+    config: Any = getattr(module, "config", None)
+    values: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return values if not values or values.get("architectures") else {**values, "architectures": [type(module).__name__]}
 
 
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -91,9 +107,11 @@ def parse_dtype(value: str | torch.dtype, name: str = "dtype") -> torch.dtype:
 
 def _download(name: str, revision: str | None, subfolder: str | None) -> Path:
     prefix = f"{subfolder.strip('/')}/" if subfolder else ""
+    patterns = [f"{prefix}*.json", f"{prefix}*.safetensors"]
     try:
+        # In these patterns a star crosses folders: what lies deeper is another model.
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=[f"{prefix}*.json", f"{prefix}*.safetensors"])
+            snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=[f"{prefix}*/*"])
         )
     except RevisionError as error:
         raise FileNotFoundError(f"revision={revision!r}: the Hub repository {name} has none of that name") from error
@@ -104,13 +122,41 @@ def _download(name: str, revision: str | None, subfolder: str | None) -> Path:
         ) from error
 
 
+def _files(folder: Path) -> list[Path]:
+    """Returns the files that hold the folder's weights."""
+    beside = [folder / name for name in BESIDE if (folder / name).is_file()]
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS, *beside]
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(_nothing_to_read(folder))
+    return _shards(folder / INDEX) + beside
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is named by {INDEX} but missing: download or save the drafter again") from None
+        raise _missing(path) from None
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}): download it again") from error
+        raise _broken(path, error) from error
+
+
+def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except SafetensorError as error:
+        raise _broken(path, error) from error
+
+
+def _missing(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(f"{path} is named by {INDEX} but missing: download or save the drafter again")
+
+
+def _broken(path: Path, error: SafetensorError) -> ValueError:
+    return ValueError(f"{path} is not a whole safetensors file ({error}): download it again")
 
 
 def _shards(index: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""`hf-dcut bench | profile | train | evaluate | gpu-check`: the commands."""
+"""`hf-dcut bench | profile | train | evaluate | inspect | gpu-check`: the commands."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ _DRAFTER = "examples/drafter"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when the command did its work, 2 when it was asked for something it cannot do."""
+    """Returns the exit status: 0 when the command did its work, 1 when it found problems, 2 when it cannot do it."""
     parser = argparse.ArgumentParser(prog="hf-dcut", description="Batched speculative decoding for Transformers.")
     parser.add_argument("--version", action="version", version=f"hf-dcut {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_bench, _add_profile, add_train, add_evaluate, _add_gpu_check):
+    for add in (_add_bench, _add_profile, add_train, add_evaluate, _add_inspect, _add_gpu_check):
         add(commands)
     options = parser.parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except (ValueError, TypeError, OSError, MemoryError) as error:
         print(f"hf-dcut {options.command}: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +103,23 @@ def _profile(options: argparse.Namespace) -> None:
     table = warmup(model, drafter, options.batch, {"cost_table": options.cost_table}, options.max_length)
     print(table)
     print(f"kept in {table.path}")
+
+
+def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("inspect", help="tell what a drafter is, and what is wrong with it (then status 1)")
+    parser.add_argument("drafter", help="folder or Hub id")
+    parser.add_argument("--target", default=None, help="folder or Hub id of the model it should fit")
+    parser.add_argument("--revision", default=None, help="branch, tag or commit of the drafter's repository")
+    parser.add_argument("--subfolder", default=None, help="where in the folder or repository the drafter lies")
+    parser.set_defaults(run=_inspect)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from hf_dcut.drafters.inspection import inspect
+
+    found = inspect(options.drafter, options.target, revision=options.revision, subfolder=options.subfolder)
+    print(found)
+    return 1 if found.problems else 0
 
 
 def _add_gpu_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from hf_dcut.assembly import open_engine
 from hf_dcut.choosing import reads_scores_alone
 from hf_dcut.config import DCutConfig
+from hf_dcut.drafters import AutoDrafter, is_drafter
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.options import check_options
@@ -119,6 +120,8 @@ def _drafter(assistant: object, generation_config: GenerationConfig, config: DCu
     lookup = generation_config.prompt_lookup_num_tokens
     if assistant is not None and lookup is not None:
         raise ValueError(f"assistant_model and prompt_lookup_num_tokens={lookup} are two drafters: give one of them")
+    if isinstance(assistant, nn.Module) and is_drafter(assistant):
+        assistant = AutoDrafter.from_module(assistant)
     if assistant is not None and not isinstance(assistant, Drafter):
         raise TypeError(
             f"assistant_model is a {type(assistant).__name__}, which dcut cannot draft with: give a drafter, such as "

@@ -47,7 +47,8 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
 
     Args:
         model: the target.
-        args, kwargs: as for `model.generate`.
+        *args: as for `model.generate`.
+        **kwargs: as for `model.generate`.
         dcut: True, a budget, a dict or a `DCutConfig`.
 
     Raises:

@@ -1,23 +1,29 @@
-"""`DFlashConfig`: what a DFlash drafter's config.json says.
+"""`DFlashConfig`: the shape of a DFlash drafter, whichever format it was published in.
 
-Published configs keep the same value in different places, and a reader that guesses goes wrong in silence: the output
-stays right and acceptance drops. So values are looked up by the rules below, a missing one is an error, and whatever
-this reader does not know to handle is refused by name.
-
-    block_size, mask_token_id, target_layer_ids     in `dflash_config` first, else at the top
-    rope_theta                                      at the top first, else in `rope_parameters`
+The fields are named as z-lab's format names them; `dialects.py` reads them from there and from the other formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, TypeGuard
+from dataclasses import dataclass, fields
+from typing import Any
 
 from hf_dcut.drafters.checkpoint import parse_dtype
+from hf_dcut.drafters.dflash.dialects import ARCHITECTURE, ARCHITECTURE_2, find, is_dflash
+from hf_dcut.drafters.dflash.lookup import Values
 
-Values = dict[str, Any]
-ARCHITECTURE = "DFlashDraftModel"
+__all__ = ["ARCHITECTURE", "DFlashConfig", "is_dflash"]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# What z-lab's format keeps under `dflash_config`, and leaves out where it is not in use.
+_NESTED = (
+    *("mask_token_id", "target_layer_ids", "sample_from_anchor"),
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+    *("attention_sink_bias", "attention_value_scale"),
+    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+)
+# What it says even where it is as usual, so that nobody has to know what is.
+_ALWAYS = ("hidden_act", "attention_bias", "rope_scaling", "sliding_window", "layer_types")
 
 
 @dataclass(frozen=True)
@@ -25,15 +31,28 @@ class DFlashConfig:
     """The shape of a DFlash drafter and of the target it belongs to.
 
     Attributes:
-        hidden_size, vocab_size: as the target's.
+        hidden_size, vocab_size: as the target's; vocab_size is None when the config does not say.
         num_target_layers: decoder layers of the target; None when the config does not say.
         target_layer_ids: decoder layers of the target, from 0, whose output the drafter reads, in this order.
-        block_size: the anchor and the drafts after it.
+        block_size: rows of a block, the anchor first.
         mask_token_id: token that stands where a draft is wanted.
         draft_vocab_size: tokens that can be drafted; None for the whole vocabulary.
         intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, hidden_act,
             attention_bias, rms_norm_eps, rope_theta, max_position_embeddings, layer_types: the drafter's own
             layers, named as Transformers names them.
+        rope_scaling: scaled RoPE under Transformers' names, with its `rope_type`; None for the plain one.
+        partial_rotary_factor: part of each head that is rotated, the first dimensions.
+        sliding_window: in sliding layers, a row sees keys less than this far from it.
+        is_causal: whether a row of the block sees the rows behind it; None for "no, but sliding layers are causal".
+        attention_sink_bias: whether each head has a score that takes part in the softmax and gathers nothing.
+        attention_value_scale: factor on all values.
+        sample_from_anchor: whether rows predict the token after their own position, so that the anchor's row is the
+            first draft. Else they predict the one at it, and the anchor's row predicts nothing.
+        conv_kernel_size, conv_group_size: of the dynamic convolutions around attention and MLP; None without them.
+        selector_rank, selector_top_k: of the selector of candidates; None without it.
+        input_embedding_scale: factor on the raw rows of the embedding table; None to call the target's own embedding
+            module instead, with all it does.
+        output_multiplier, final_logit_softcapping: what is done to logits, in this order.
         dtype: dtype the weights were saved in; None when the config does not say.
     """
 
@@ -43,7 +62,7 @@ class DFlashConfig:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    vocab_size: int
+    vocab_size: int | None
     block_size: int
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
@@ -55,6 +74,20 @@ class DFlashConfig:
     attention_bias: bool = False
     max_position_embeddings: int | None = None
     layer_types: tuple[str, ...] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    partial_rotary_factor: float = 1.0
+    sliding_window: int | None = None
+    is_causal: bool | None = None
+    attention_sink_bias: bool = False
+    attention_value_scale: float = 1.0
+    sample_from_anchor: bool = False
+    conv_kernel_size: int | None = None
+    conv_group_size: int | None = None
+    selector_rank: int | None = None
+    selector_top_k: int | None = None
+    input_embedding_scale: float | None = None
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
     dtype: str | None = None
 
     def __post_init__(self) -> None:
@@ -65,201 +98,78 @@ class DFlashConfig:
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}: check config.json"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim}: rotary embedding needs an even number")
-        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
             raise ValueError(
-                f"layer_types has {len(self.layer_types)} entries and num_hidden_layers={self.num_hidden_layers}: "
-                "give one type a layer"
+                f"head_dim={self.head_dim}, partial_rotary_factor={self.partial_rotary_factor}: rotary embedding needs "
+                f"an even number of dimensions up to head_dim, not {self.rotary_dim}"
             )
+        self._check_layers()
+        self._check_extras()
         if self.dtype is not None:
             parse_dtype(self.dtype)
 
     @classmethod
     def from_dict(cls, values: Values) -> DFlashConfig:
-        """Returns the config that a config.json stands for.
+        """Returns the config that a config.json stands for, in any format that is known.
 
         Raises:
-            ValueError: a dialect or feature that is not supported, or a value that is missing or makes no sense.
+            ValueError: a format or feature that is not supported, or a value that is missing or makes no sense.
         """
-        dialect = dialect_of(values)
-        if dialect not in _READERS:
-            raise ValueError(
-                f"config.json describes {_RECOGNISED.get(dialect, 'a drafter')} ({dialect}), which is not yet "
-                f"supported. Supported: {', '.join(_READERS)}"
-            )
-        return cls(**_READERS[dialect](values))
+        return cls(**find(values).fields(values))
 
     def to_dict(self) -> Values:
         """Returns the content of a config.json in z-lab's format."""
-        elsewhere = ("mask_token_id", "target_layer_ids", "layer_types")
-        values = {name: value for name, value in asdict(self).items() if value is not None and name not in elsewhere}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        nested = {name: values.pop(name) for name in _NESTED if name in values}
+        second = self.conv_kernel_size is not None or self.selector_rank is not None
         return {
-            "architectures": [ARCHITECTURE],
+            "architectures": [ARCHITECTURE_2 if second else ARCHITECTURE],
             "model_type": "qwen3",
-            "dflash_config": {"mask_token_id": self.mask_token_id, "target_layer_ids": list(self.target_layer_ids)},
-            **values,
-            "layer_types": list(self.layer_types or ["full_attention"] * self.num_hidden_layers),
-            "rope_scaling": None,
-            "sliding_window": None,
+            "dflash_config": nested | {"target_layer_ids": list(self.target_layer_ids)},
+            **{name: value for name, value in values.items() if name not in _ALWAYS},
+            **{name: getattr(self, name) for name in _ALWAYS},
+            "layer_types": list(self.layer_types or [FULL] * self.num_hidden_layers),
             "tie_word_embeddings": False,
         }
 
+    @property
+    def draft_tokens(self) -> int:
+        """Drafts of a block."""
+        return self.block_size - 1 + self.sample_from_anchor
 
-def is_dflash(values: Values) -> bool:
-    """Returns whether a config.json is one of a DFlash drafter, of any dialect, supported or not."""
-    return dialect_of(values) in {*_READERS, *_RECOGNISED} or "dflash_config" in values
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
+    def sight(self, layer: int) -> tuple[int | None, bool]:
+        """Returns what the rows of a block see in a layer: the window (None: everything), and whether it is causal."""
+        sliding = self.layer_types is not None and self.layer_types[layer] == SLIDING
+        return self.sliding_window if sliding else None, sliding if self.is_causal is None else self.is_causal
 
-def dialect_of(values: Values) -> str:
-    """Returns the name of the format a config.json is written in: its architecture, unless its keys say otherwise."""
-    if "speculators_model_type" in values:
-        return f"speculators {values['speculators_model_type']}"
-    architectures = values.get("architectures") or []
-    if "target_num_hidden_layers" in values and "target_layer_ids" in values:
-        return "AngelSpec"
-    if architectures:
-        return str(architectures[0])
-    return ARCHITECTURE if "dflash_config" in values else "no architecture"
-
-
-# Formats that are known by name, so that the error says what was found.
-_RECOGNISED = {
-    "DFlash2DraftModel": "a DFlash2 drafter",
-    "speculators dflash": "a DFlash drafter in the format of vLLM's speculators",
-    "DFlashSpeculator": "a DFlash drafter in the format of vLLM's speculators",
-    "Qwen3DSparkModel": "a DeepSpec drafter",
-    "Qwen3DFlyModel": "a DFly drafter",
-    "AngelSpec": "a DFlash drafter in AngelSpec's format",
-}
-
-# Features of z-lab's format that change the maths: key, what it is, and which values leave it off.
-_OFF: tuple[object, ...] = (None, False, 0)
-_FEATURES: tuple[tuple[str, str, tuple[object, ...]], ...] = (
-    ("use_swa", "sliding-window attention", _OFF),
-    ("attention_sink_bias", "attention sinks", _OFF),
-    ("attention_value_scale", "scaled attention values", (None, 1)),
-    ("partial_rotary_factor", "partial rotary embedding", (None, 1)),
-    ("is_causal", "causal attention inside the block", _OFF),
-    ("causal", "causal attention inside the block", _OFF),
-    ("conv_kernel_size", "DFlash2's convolutions", _OFF),
-    ("selector_rank", "DFlash2's candidate selector", _OFF),
-    ("output_multiplier", "scaled logits", (None, 1)),
-    ("final_logit_softcapping", "soft-capped logits", _OFF),
-    ("shift_label", "labels shifted by one position", _OFF),
-    ("sample_from_anchor", "a draft at the anchor's position", _OFF),
-)
-
-
-def _read_z_lab(values: Values) -> Values:
-    """Returns the fields of z-lab's format."""
-    nested = values.get("dflash_config") or {}
-    _refuse_features(values, nested)
-    layers = _count(values, "num_hidden_layers")
-    hidden, heads = _count(values, "hidden_size"), _count(values, "num_attention_heads")
-    inner = {**values, **{k: v for k, v in nested.items() if v is not None}}
-    optional = {
-        k: _count(values, k)
-        for k in ("num_target_layers", "draft_vocab_size", "max_position_embeddings")
-        if values.get(k) is not None
-    }
-    return {
-        **optional,
-        "hidden_size": hidden,
-        "intermediate_size": _count(values, "intermediate_size"),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": _count(values, "num_key_value_heads", heads),
-        "head_dim": _count(values, "head_dim", hidden // heads),
-        "vocab_size": _count(values, "vocab_size"),
-        "block_size": _count(inner, "block_size"),
-        "mask_token_id": _index(inner, "mask_token_id"),
-        "target_layer_ids": _target_layer_ids(inner),
-        "rope_theta": _rope_theta(values),
-        "rms_norm_eps": _positive(values, "rms_norm_eps"),
-        "hidden_act": values.get("hidden_act") or "silu",
-        "attention_bias": bool(values.get("attention_bias")),
-        "layer_types": _layer_types(values),
-        "dtype": values.get("dtype") or values.get("torch_dtype"),
-    }
-
-
-# Dialect -> how its config.json is read into the fields of `DFlashConfig`.
-_READERS: dict[str, Callable[[Values], Values]] = {ARCHITECTURE: _read_z_lab}
-
-
-def _refuse_features(values: Values, nested: Values) -> None:
-    """Raises ValueError when a key asks for maths that this drafter does not do."""
-    places = (values, nested, values.get("rope_parameters") or {}, values.get("rope_scaling") or {})
-    for key, what, off in _FEATURES:
-        for place in places:
-            if place.get(key) not in off:
-                raise _unsupported(what, f"{key}={place[key]!r}")
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = values.get(name) or {}
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind != "default":
-            raise _unsupported(f"the RoPE type {kind}", f"{name}={rope!r}", f"{kind} not yet supported")
-
-
-def _layer_types(values: Values) -> tuple[str, ...] | None:
-    """Returns the type of each layer, None when the config gives none; refuses all but full attention."""
-    types, window = values.get("layer_types"), values.get("sliding_window")
-    if types is not None:
-        other = sorted({str(kind) for kind in types} - {"full_attention"})
-        if other:
-            raise _unsupported(
-                f"the layer type {', '.join(other)}", f"layer_types={types!r}, sliding_window={window!r}"
+    def _check_layers(self) -> None:
+        types = self.layer_types or ()
+        if self.layer_types is not None and len(types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types has {len(types)} entries and num_hidden_layers={self.num_hidden_layers}: "
+                "give one type a layer"
             )
-        return tuple(types)
-    # A window without layer types may or may not be in use; only an explicit "no" says that it is not.
-    if window is not None and values.get("use_sliding_window") is not False:
-        raise _unsupported("sliding-window attention", f"sliding_window={window!r} and no layer_types")
-    return None
+        if SLIDING in types and self.sliding_window is None:
+            raise ValueError(f"layer_types={list(types)} and sliding_window=None: give the width of the window")
 
-
-def _target_layer_ids(values: Values) -> tuple[int, ...]:
-    """Returns the tapped target layers, which no formula can replace: drafters differ in how they were chosen."""
-    ids = values.get("target_layer_ids")
-    if not isinstance(ids, list | tuple) or not ids or not all(_is_index(i) for i in ids):
-        raise ValueError(
-            f"config.json target_layer_ids={ids!r}: the drafter cannot run without the list of target layers it was "
-            "trained on, numbered from 0. Add it to dflash_config, from the drafter's training or its author"
-        )
-    return tuple(ids)
-
-
-def _rope_theta(values: Values) -> float:
-    """Returns the base of the rotary embedding: flat in older configs, nested since Transformers 5, both in some."""
-    if values.get("rope_theta") is not None:
-        return _positive(values, "rope_theta")
-    return _positive(values.get("rope_parameters") or {}, "rope_theta")
-
-
-def _count(values: Values, key: str, default: int | None = None) -> int:
-    value = default if values.get(key) is None else values[key]
-    if not _is_index(value) or value == 0:
-        raise ValueError(f"config.json {key}={value!r}: a positive integer is needed")
-    return value
-
-
-def _index(values: Values, key: str) -> int:
-    value = values.get(key)
-    if not _is_index(value):
-        raise ValueError(f"config.json {key}={value!r}: an integer from 0 is needed")
-    return value
-
-
-def _positive(values: Values, key: str) -> float:
-    value = values.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"config.json {key}={value!r}: a positive number is needed")
-    return float(value)
-
-
-def _is_index(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _unsupported(what: str, found: str, short: str = "not yet supported") -> ValueError:
-    return ValueError(f"config.json asks for {what} ({found}): {short}. Use a DFlash drafter without it")
+    def _check_extras(self) -> None:
+        for first, second in (("conv_kernel_size", "conv_group_size"), ("selector_rank", "selector_top_k")):
+            pair = getattr(self, first), getattr(self, second)
+            if (pair[0] is None) != (pair[1] is None):
+                raise ValueError(f"{first}={pair[0]} and {second}={pair[1]}: give both, or neither")
+        if self.conv_group_size is not None and self.hidden_size % self.conv_group_size:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of conv_group_size={self.conv_group_size}: "
+                "check config.json"
+            )
+        if self.selector_rank is not None and (self.draft_vocab_size is not None or self.vocab_size is None):
+            raise ValueError(
+                f"selector_rank={self.selector_rank} with draft_vocab_size={self.draft_vocab_size} and "
+                f"vocab_size={self.vocab_size}: a selector knows tokens by their id in the whole vocabulary. Give "
+                "vocab_size, and no draft vocabulary"
+            )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import nn
 
 from hf_dcut.drafters import checkpoint
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.dflash import fitting
 from hf_dcut.drafters.dflash.bound import BoundDFlash, layer_shape
 from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.dflash.model import DFlashModel
@@ -18,20 +22,22 @@ from hf_dcut.drafters.dflash.model import DFlashModel
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+logger = logging.getLogger(__name__)
+
 
 class DFlashDrafter(Drafter):
-    """A block drafter: one forward of a few layers proposes `block_size - 1` tokens for every request.
+    """A block drafter: one forward of a few layers proposes a block of tokens for every request.
 
     Args:
         model: its weights.
     """
 
-    independent = True
-
     def __init__(self, model: DFlashModel):
         self.model, self.config = model, model.config
-        self.draft_tokens = self.config.block_size - 1
+        self.draft_tokens = self.config.draft_tokens
         self.taps = self.config.target_layer_ids
+        # A selector chooses each draft by the one before it.
+        self.independent = model.candidate_selector is None
 
     @classmethod
     def from_pretrained(
@@ -61,7 +67,29 @@ class DFlashDrafter(Drafter):
         """
         folder = checkpoint.locate(name, revision, subfolder)
         place = _one_device(device, device_map)
-        return cls(DFlashModel.load(folder, dtype)).to(place)
+        drafter = cls(DFlashModel.load(folder, dtype)).to(place)
+        for note in fitting.notes(replace(drafter.config, dtype=str(drafter.dtype).removeprefix("torch."))):
+            logger.warning("%s: %s", name, note)
+        return drafter
+
+    @classmethod
+    def from_module(cls, module: nn.Module, dtype: str | torch.dtype = "auto") -> Self:
+        """Returns a drafter with the weights of a DFlash model that is loaded already, on the module's device.
+
+        The weights are shared where no cast is needed. The module's own code is not used.
+
+        Args:
+            module: has a `config` and weights, both in a format that `from_pretrained` reads: a `DFlashDraftModel` of
+                remote code, or Transformers' `MuseGlimmerAssistantModel`.
+            dtype: of the weights; "auto" keeps the module's.
+
+        Raises:
+            ValueError: a drafter that is not supported, or weights that do not fit its config.
+        """
+        tensors, where = module.state_dict(), f"the weights of {type(module).__name__}"
+        if dtype == "auto":
+            dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), dtype)
+        return cls(DFlashModel.of(checkpoint.config_of(module), tensors, dtype, where))
 
     @classmethod
     def random(
@@ -125,44 +153,12 @@ class DFlashDrafter(Drafter):
 
     def check(self, target: PreTrainedModel) -> None:
         """Raises ValueError when the drafter was not made for this target. Warns when either runs in float16."""
-        config, drafter = target.config.get_text_config(decoder=True), self.config
-        _same("hidden_size", drafter.hidden_size, config.hidden_size)
-        if drafter.num_target_layers is not None:
-            _same("num_target_layers", drafter.num_target_layers, config.num_hidden_layers)
-        outside = [tap for tap in self.taps if not 0 <= tap < config.num_hidden_layers]
-        if outside:
-            raise ValueError(
-                f"drafter target_layer_ids={list(self.taps)}: the target has layers 0 to "
-                f"{config.num_hidden_layers - 1}, not {outside}. Load the target that the drafter was trained for"
-            )
-        _same("vocab_size", drafter.vocab_size, config.vocab_size)
-        self._check_modules(target)
-        if target.device != self.device:
-            raise ValueError(
-                f"the drafter is on {self.device}, the target on {target.device}: "
-                f"call drafter.to({str(target.device)!r})"
-            )
+        faults = fitting.config_faults(self.config, target.config) + fitting.model_faults(self.model, target)
+        if faults:
+            raise ValueError("\n".join(faults))
         for who, dtype in (("target", target.dtype), ("drafter", self.dtype)):
             if dtype == torch.float16:
-                warnings.warn(
-                    f"the {who} runs in float16: hidden states of many models overflow in it, and drafts are then "
-                    "rejected. Load it with dtype=torch.bfloat16",
-                    stacklevel=2,
-                )
-
-    def _check_modules(self, target: PreTrainedModel) -> None:
-        embeddings = target.get_input_embeddings()
-        rows = getattr(embeddings, "num_embeddings", self.config.vocab_size)
-        if self.config.mask_token_id >= rows:
-            raise ValueError(
-                f"drafter mask_token_id={self.config.mask_token_id}: the target's embeddings have rows 0 to "
-                f"{rows - 1}. Load the target that the drafter was trained for, and do not shrink its embeddings"
-            )
-        if target.get_output_embeddings() is None:
-            raise ValueError(
-                f"the target {type(target).__name__} has no output embeddings, which a DFlash drafter shares: "
-                "load it as a causal language model"
-            )
+                warnings.warn(fitting.float16_note(who), stacklevel=2)
 
     @torch.no_grad()
     def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundDFlash:
@@ -176,14 +172,6 @@ class DFlashDrafter(Drafter):
     def fingerprint(self) -> dict[str, object]:
         """Returns the drafter's config and the dtype it runs in."""
         return {"kind": "dflash", **self.config.to_dict(), "dtype": str(self.dtype).removeprefix("torch.")}
-
-
-def _same(name: str, drafter: int, target: int) -> None:
-    if drafter != target:
-        raise ValueError(
-            f"drafter {name}={drafter}, but the target has {target}: they do not belong together. Load the target that "
-            "the drafter was trained for, or a drafter for this target"
-        )
 
 
 def _config_for(

@@ -11,7 +11,6 @@ rows at anchors 2 and 4, the keys are the context, then the blocks:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -20,8 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from hf_dcut.drafters.dflash.bound import target_head
-from hf_dcut.drafters.dflash.model import DFlashLayer, DFlashModel, rope_frequencies, rope_table
+from hf_dcut.drafters.dflash.model import DFlashLayer, DFlashModel
+from hf_dcut.drafters.dflash.rope import Rope
+from hf_dcut.drafters.dflash.vocabulary import block_embedding, refine, target_head
 from hf_dcut.drafters.training.batches import TrainingBatch
 
 
@@ -38,8 +38,9 @@ class BlockDrafts(nn.Module):
         super().__init__()
         self.model = model
         self.dtype, weight = dtype, model.fc.weight
-        self._embed: Callable[[Tensor], Tensor] = target.get_input_embeddings().__call__
-        self.head = target_head(target, model.draft_ids(), dtype, weight.device)
+        self._embed = block_embedding(model, target)
+        head = target_head(target, model.draft_ids(), dtype, weight.device)
+        self.head = lambda hidden: refine(head(hidden), model.config)
 
     def hidden(self, batch: TrainingBatch) -> Tensor:
         """Returns what the head reads, [R, n, D, hidden]: row j, from 1, is of the token at its anchor + j."""
@@ -49,26 +50,19 @@ class BlockDrafts(nn.Module):
     def forward(self, batch: TrainingBatch) -> Tensor:
         """Returns the same, computed in the weights' dtype."""
         config, dtype, device = self.model.config, self.model.fc.weight.dtype, batch.anchor.device
-        offsets = torch.arange(config.block_size, device=device)
-        frequencies = rope_frequencies(config, dtype, device)
+        table = Rope(config, dtype, device)
         context = self.model.context(batch.taps.to(dtype))
-        rope = rope_table(batch.anchor.view(-1, 1) + offsets, frequencies, dtype)
-        context_rope = rope_table(torch.arange(context.shape[1], device=device), frequencies, dtype)
+        rope = table(batch.anchor.view(-1, 1) + torch.arange(config.block_size, device=device))
+        context_rope = table(torch.arange(context.shape[1], device=device))
         bias = context_bias(batch.anchor, context.shape[1], dtype)
-        hidden = self._blocks(batch.token.flatten()).to(dtype)
+        with torch.no_grad():
+            hidden = self._embed(batch.token.flatten()).to(dtype)
         for index, layer in enumerate(self.model.layers):
             attention = cast(DFlashLayer, layer).self_attn
             kept = attention.key(context, context_rope), attention.value(context)
             last = index == len(self.model.layers) - 1
             hidden = layer(hidden, rope, partial(attend, kept, bias), first=int(last))
         return self.model.norm(hidden).unflatten(0, batch.anchor.shape)
-
-    def _blocks(self, anchor: Tensor) -> Tensor:
-        """Returns the embeddings [blocks, block, hidden] of each anchor and the masks after it."""
-        block = anchor[:, None].repeat(1, self.model.config.block_size)
-        block[:, 1:] = self.model.config.mask_token_id
-        with torch.no_grad():
-            return self._embed(block)
 
 
 def context_bias(anchor: Tensor, context: int, dtype: torch.dtype) -> Tensor:

@@ -66,6 +66,7 @@ def start_weights(
     if start not in ("random", "target"):
         drafter = DFlashDrafter.from_pretrained(start, dtype=dtype, device=target.device)
         drafter.check(target)
+        _check_plain(drafter.model, start)
         return drafter.model.to("cpu")
     model = DFlashDrafter.random(
         target.config,
@@ -80,6 +81,27 @@ def start_weights(
     if start == "target":
         _copy_last_layers(model, target, layers)
     return model
+
+
+def _check_plain(model: DFlashModel, start: object) -> None:
+    """Raises ValueError when a drafter does maths that the training forward does not."""
+    config = model.config
+    parts = {
+        "windows or causal layers": any(config.sight(i) != (None, False) for i in range(config.num_hidden_layers)),
+        "attention sinks": config.attention_sink_bias,
+        "convolutions": config.conv_kernel_size is not None,
+        "a candidate selector": config.selector_rank is not None,
+        "a draft at the anchor's position": config.sample_from_anchor,
+        "embeddings or a head of its own": any(
+            part is not None for part in (model.embed_tokens, model.lm_head, model.mask_embedding)
+        ),
+    }
+    found = [name for name, there in parts.items() if there]
+    if found:
+        raise ValueError(
+            f"start={start!r} has {', '.join(found)}: training goes on from plain DFlash drafters. "
+            "Start from 'random' or 'target'"
+        )
 
 
 @torch.no_grad()

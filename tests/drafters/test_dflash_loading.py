@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from hf_dcut.drafters import DRAFTERS, AutoDrafter, checkpoint
@@ -42,28 +43,16 @@ QWEN3 = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-# As its successor is published, with everything about blocks in one place and RoPE nested.
-DFLASH2 = {
-    **QWEN3,
-    "architectures": ["DFlash2DraftModel"],
-    "is_causal": False,
-    "dflash_config": {"block_size": 8, "mask_token_id": 248070, "target_layer_ids": [5, 19], "selector_rank": 256},
-}
+YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+TAPS = {"mask_token_id": 1, "target_layer_ids": [0, 2]}
+DFLASH2 = {"block_size": 8, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
 SPECULATORS = {
-    "architectures": ["DFlashSpeculator"],
     "speculators_model_type": "dflash",
     "aux_hidden_state_layer_ids": [2, 10, 18],
-    "transformer_layer_config": {"hidden_size": 4096},
+    "mask_token_id": 1,
+    "transformer_layer_config": QWEN3,
 }
-MIMO = {
-    **{k: v for k, v in QWEN3.items() if k != "layer_types"},
-    "use_swa": True,
-    "swa_window_size": 1024,
-    "partial_rotary_factor": 0.5,
-    "attention_sink_bias": True,
-    "attention_value_scale": 0.612,
-}
-YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+SLIDING = ["sliding_attention"] * 4 + ["full_attention"]
 
 
 def changed(*drop: str, **values: Any) -> dict[str, Any]:
@@ -124,29 +113,70 @@ def test_left_out_keys_follow_from_others() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (DFLASH2, ["DFlash2 drafter", "DFlash2DraftModel", "Supported: DFlashDraftModel"]),
-        (SPECULATORS, ["speculators", "not yet supported"]),
-        ({**QWEN3, "architectures": ["Qwen3DSparkModel"]}, ["DeepSpec", "Qwen3DSparkModel"]),
-        ({**QWEN3, "architectures": ["Qwen3DFlyModel"]}, ["DFly"]),
-        ({**QWEN3, "architectures": ["LlamaForCausalLM"]}, ["LlamaForCausalLM", "Supported"]),
-        (changed("architectures", target_num_hidden_layers=36, target_layer_ids=[1]), ["AngelSpec"]),
-        (MIMO, ["sliding-window attention", "use_swa=True"]),
-        (changed(attention_sink_bias=True), ["attention sinks", "attention_sink_bias=True"]),
-        (changed(attention_value_scale=0.612), ["scaled attention values", "0.612"]),
-        (changed(partial_rotary_factor=0.5), ["partial rotary", "0.5"]),
-        (changed(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.25}), ["partial rotary", "0.25"]),
-        (changed(is_causal=True), ["causal attention", "is_causal=True"]),
-        (changed(dflash_config={"causal": True}), ["causal attention", "causal=True"]),
-        (changed(dflash_config={"conv_kernel_size": 2}), ["convolutions", "conv_kernel_size=2"]),
-        (changed(dflash_config={"final_logit_softcapping": 30.0}), ["soft-capped", "30.0"]),
-        (changed(rope_scaling=YARN), ["yarn not yet supported", "32.0"]),
-        (changed("rope_theta", rope_parameters={**YARN, "rope_theta": 150000}), ["yarn not yet supported"]),
-        (changed(rope_scaling={"type": "linear", "factor": 2.0}), ["linear not yet supported"]),
+        # Formats.
+        ({**QWEN3, "architectures": ["Qwen3DFlyModel"]}, ["DFly", "Qwen3DFlyModel", "corrects hidden states"]),
+        ({**QWEN3, "architectures": ["DFlareDraftModel"]}, ["DFlare", "DFlareDraftModel", "not supported"]),
+        ({**QWEN3, "architectures": ["DominoDraftModel"]}, ["Domino", "recurrent network"]),
+        ({**QWEN3, "architectures": ["Gemma4DSparkModel"]}, ["DSpark", "Gemma4DSparkModel", "only Qwen3DSparkModel"]),
+        ({**SPECULATORS, "speculators_model_type": "eagle3"}, ["speculators_model_type='eagle3'", "only"]),
+        ({**QWEN3, "architectures": ["LlamaForCausalLM"]}, ["no DFlash drafter", "LlamaForCausalLM", "z-lab DFlash2"]),
+        ({"hidden_size": 4}, ["no architectures, no model_type", "Supported: speculators"]),
+        # Maths that other drafters of these formats have.
+        ({**QWEN3, "architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, ["Markov head", "markov_rank=256"]),
+        (changed(enable_confidence_head=True), ["confidence head", "enable_confidence_head=True"]),
+        (changed(quantization_config={"quant_method": "fp8"}), ["quantised weights", "fp8"]),
+        (changed(is_neox_style=False), ["interleaved rotary", "is_neox_style=False"]),
         (
-            changed(layer_types=["sliding_attention"] * 4 + ["full_attention"], sliding_window=2048),
-            ["sliding_attention", "sliding_window=2048"],
+            changed(dflash_config={**TAPS, "use_aux_hidden_state": False}),
+            ["without taps", "use_aux_hidden_state=False"],
         ),
+        (changed(logit_scale=0.5), ["scaled logits", "logit_scale=0.5"]),
+        (changed(shift_label=True), ["shifted labels", "shift_label=True"]),
+        (changed(v_head_dim=64), ["v_head_dim=64", "head_dim=128"]),
+        (changed(target_hidden_size=2048), ["target_hidden_size=2048", "hidden_size=4096"]),
+        ({**SPECULATORS, "projector_type": "domino"}, ["another projector", "domino"]),
+        (
+            changed(
+                "dflash_config", target_num_hidden_layers=36, target_layer_ids=[1], mask_token_id=3, model_arch="dflare"
+            ),
+            ["another model", "dflare"],
+        ),
+        # RoPE.
+        (changed(rope_scaling={"type": "dynamic", "factor": 2.0}), ["the RoPE type dynamic", "linear, llama3, yarn"]),
+        (changed(rope_scaling={**YARN, "factor": None}), ["factor=None"]),
+        (changed(rope_scaling={"rope_type": "yarn", "factor": 2.0}), ["original_max_position_embeddings=None"]),
+        (changed(rope_scaling={**YARN, "rope_type": "llama3"}), ["low_freq_factor=None"]),
+        (changed(rope_scaling=[1]), ["rope_scaling=[1]", "an object"]),
+        (changed(rope_parameters={"full_attention": {"rope_theta": 1e6}}), ["RoPE for each layer type"]),
+        (changed(partial_rotary_factor=0.01), ["partial_rotary_factor=0.01", "up to head_dim, not 1"]),
+        (changed(partial_rotary_factor=1.5), ["partial_rotary_factor=1.5", "not 192"]),
+        (changed(rope_theta=-1), ["rope_theta=-1", "positive number"]),
+        # Windows.
+        (changed(layer_types=SLIDING), ["use_sliding_window=False contradict"]),
+        (changed("use_sliding_window", layer_types=SLIDING), ["sliding_window=None", "the width of the window"]),
         (changed("layer_types", "use_sliding_window", sliding_window=4096), ["sliding_window=4096", "no layer_types"]),
+        (changed("layer_types", dflash_config={**TAPS, "use_swa": True}), ["sliding_window=None"]),
+        (changed(layer_types=["chunked_attention"] * 5), ["the layer type chunked_attention"]),
+        (changed(is_causal="no"), ["is_causal='no'", "true or false"]),
+        # DFlash2.
+        (changed(architectures=["DFlash2DraftModel"]), ["conv_kernel_size=None"]),
+        (
+            changed(dflash_config={**TAPS, "conv_kernel_size": 2}),
+            ["conv_kernel_size=2", "conv_group_size=None", "both"],
+        ),
+        (changed(dflash_config={**TAPS, **DFLASH2, "conv_group_size": 3}), ["not a multiple of conv_group_size=3"]),
+        (changed(dflash_config={**TAPS, **DFLASH2}, draft_vocab_size=64), ["selector_rank=256", "draft_vocab_size=64"]),
+        (changed(dflash_config={**TAPS, "final_logit_softcapping": -3.0}), ["final_logit_softcapping=-3.0"]),
+        (changed(dflash_config={**TAPS, "output_multiplier": "1"}), ["output_multiplier='1'"]),
+        # speculators.
+        (
+            {**SPECULATORS, "aux_hidden_state_layer_ids": [0, 2]},
+            ["aux_hidden_state_layer_ids=[0, 2]", "cannot be tapped"],
+        ),
+        ({**SPECULATORS, "aux_hidden_state_layer_ids": None}, ["aux_hidden_state_layer_ids=None"]),
+        ({**SPECULATORS, "transformer_layer_config": None}, ["hidden_size=None"]),
+        ({**SPECULATORS, "transformer_layer_config": "qwen3"}, ["transformer_layer_config='qwen3'", "an object"]),
+        # Values that are missing or make no sense.
         (changed(dflash_config={"mask_token_id": 1}), ["target_layer_ids=None", "trained on", "dflash_config"]),
         (changed(dflash_config={"mask_token_id": 1, "target_layer_ids": []}), ["target_layer_ids=[]"]),
         (changed(dflash_config={"mask_token_id": 1, "target_layer_ids": [-1, 2]}), ["target_layer_ids=[-1, 2]"]),
@@ -164,7 +194,7 @@ def test_left_out_keys_follow_from_others() -> None:
     ],
 )
 def test_a_config_that_cannot_be_run_is_refused_by_name(values: dict[str, Any], says: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"=|supported|entries") as error:
+    with pytest.raises(ValueError, match=r"=|upported|entries") as error:
         DFlashConfig.from_dict(values)
     for words in says:
         assert words in str(error.value)
@@ -287,7 +317,9 @@ def test_unknown_options_are_not_dropped(folder: Path) -> None:
     [
         ({"drop": "norm.weight"}, "missing: norm.weight"),
         ({"drop": "d2t"}, "missing: d2t"),
-        ({"embed_tokens__weight": torch.zeros(4, 4)}, "unexpected: embed_tokens.weight"),
+        ({"surprise__weight": torch.zeros(4, 4)}, "unexpected: surprise.weight"),
+        ({"embed_tokens__weight": torch.zeros(4, 4)}, r"another shape: embed_tokens.weight is \(4, 4\).*\(101, 64\)"),
+        ({"lm_head__weight": torch.zeros(101, 64)}, r"another shape: lm_head.weight is \(101, 64\).*\(50, 64\)"),
         (
             {"fc__weight": torch.zeros(64, 64)},
             r"another shape: fc.weight is \(64, 64\), config.json asks for \(64, 128\)",
@@ -365,8 +397,8 @@ def test_other_models_are_no_drafters(folder: Path, make_target: Any, tmp_path: 
     make_target("llama").save_pretrained(tmp_path / "target")
     with pytest.raises(ValueError, match=r"architectures=\['LlamaForCausalLM'\].*Known: DFlash"):
         AutoDrafter.from_pretrained(tmp_path / "target")
-    edit_config(folder, architectures=["DFlash2DraftModel"])
-    with pytest.raises(ValueError, match="DFlash2 drafter"):
+    edit_config(folder, architectures=["Qwen3DFlyModel"])
+    with pytest.raises(ValueError, match="DFly drafter"):
         AutoDrafter.from_pretrained(folder)
     assert DRAFTERS["dflash"] is DFlashDrafter
 
@@ -386,8 +418,54 @@ def test_a_hub_name_is_downloaded_without_code_or_pickles(
     monkeypatch.setattr(checkpoint, "snapshot_download", snapshot)
     loaded = AutoDrafter.from_pretrained("owner/model", revision="abc", subfolder="drafter")
     assert same_weights(loaded, drafter)  # type: ignore[arg-type]
-    patterns = ["drafter/*.json", "drafter/*.safetensors"]
-    assert calls == [("owner/model", {"revision": "abc", "allow_patterns": patterns})]
+    patterns = {"allow_patterns": ["drafter/*.json", "drafter/*.safetensors"], "ignore_patterns": ["drafter/*/*"]}
+    assert calls == [("owner/model", {"revision": "abc", **patterns})]
+
+
+@pytest.fixture
+def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hub cache that holds the drafter at the top and in a subfolder of one revision of "owner/drafter"."""
+    repository = tmp_path / "hub" / "models--owner--drafter"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    blobs, refs = repository / "blobs", repository / "refs"
+    for place in (snapshot / "small", blobs, refs):
+        place.mkdir(parents=True)
+    for file in folder.iterdir():
+        (blobs / file.name).write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(blobs / file.name)
+        (snapshot / "small" / file.name).symlink_to(blobs / file.name)
+    (refs / "main").write_text("a" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return snapshot
+
+
+@pytest.mark.parametrize("options", [{}, {"revision": "main"}, {"revision": "a" * 40}, {"subfolder": "small"}], ids=str)
+def test_a_repository_in_the_hubs_cache_is_read(hub: Path, drafter: DFlashDrafter, options: dict[str, str]) -> None:
+    assert same_weights(AutoDrafter.from_pretrained("owner/drafter", **options), drafter)  # type: ignore[arg-type]
+
+
+def test_what_a_repository_lacks_is_named(hub: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no config\.json: give the folder \(or subfolder=\)"):
+        AutoDrafter.from_pretrained("owner/drafter", subfolder="large")
+    with pytest.raises(FileNotFoundError, match=r"owner/drafter.*no Hub repository of that name could be read"):
+        AutoDrafter.from_pretrained("owner/drafter", revision="b" * 40)
+    (hub / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="has no weights"):
+        AutoDrafter.from_pretrained("owner/drafter")
+
+
+def test_a_mask_of_its_own_must_not_be_a_pickle(folder: Path, drafter: DFlashDrafter) -> None:
+    mimo = {"use_swa": True, "swa_window_size": 9, "attention_value_scale": 0.6}
+    edit_config(folder, dflash_config={"mask_token_id": 3, "target_layer_ids": [0, 2], **mimo}, layer_types=None)
+    with pytest.raises(
+        ValueError, match=r"mask_embedding is missing. MiMo drafters keep it in mask_embedding\.pt, a pickle"
+    ):
+        AutoDrafter.from_pretrained(folder)
+    save_file({"mask_embedding": torch.arange(64.0)}, folder / "mask_embedding.safetensors")
+    read = AutoDrafter.from_pretrained(folder)
+    assert isinstance(read, DFlashDrafter)
+    assert read.model.mask_embedding is not None
+    assert read.model.mask_embedding.tolist() == list(range(64))
 
 
 @pytest.mark.parametrize("name", ["no/such-drafter", "/no/such/folder", "./nowhere"])
@@ -413,6 +491,30 @@ def test_a_drafter_for_another_target_is_refused(
     drafter.check(make_target("llama"))
     with pytest.raises(ValueError, match=f"{says}.*Load the target"):
         drafter.check(make_target("llama", **overrides))
+
+
+def test_everything_that_does_not_fit_is_named_at_once(make_target: Any, drafter: DFlashDrafter) -> None:
+    other = make_target("llama", hidden_size=32, head_dim=8, num_hidden_layers=2, vocab_size=120)
+    with pytest.raises(ValueError, match="hidden_size=64") as error:
+        drafter.check(other)
+    for words in ("num_target_layers=3", "vocab_size=101", "target_layer_ids=[0, 2]", "not [2]"):
+        assert words in str(error.value)
+
+
+def test_drafters_that_know_no_thinking_say_so(
+    make_target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = make_target("qwen3", hidden_size=2560, num_hidden_layers=36, intermediate_size=8, vocab_size=8)
+    drafter = DFlashDrafter.random(target.config, taps=[1], mask_token_id=151669, layers=1)
+    drafter.save_pretrained(tmp_path / "thoughtless")
+    AutoDrafter.from_pretrained(tmp_path / "thoughtless")
+    assert "pass enable_thinking=False to apply_chat_template" in caplog.text
+    caplog.clear()
+    DFlashDrafter.random(make_target("qwen3").config, taps=[1], mask_token_id=3).save_pretrained(tmp_path / "other")
+    AutoDrafter.from_pretrained(tmp_path / "other")
+    assert not caplog.text
+    AutoDrafter.from_pretrained(tmp_path / "other", dtype="float16")
+    assert "the drafter runs in float16" in caplog.text
 
 
 def test_taps_and_mask_must_exist_in_the_target(make_target: Any, make_drafter: Any) -> None:

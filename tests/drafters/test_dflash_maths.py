@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.drafters.dflash import DFlashDrafter, DFlashModel
 from hf_dcut.types import Batch, Committed, Drafts
 
 # Logits are rounded to float32 before the softmax, as the target's are; everything before is float64.
 CONFIDENCE = 1e-5
+# Transformers computes the frequencies of scaled RoPE in float32: angles are off in the seventh digit.
+SCALED_ROPE = 1e-4
 EXACT = 1e-11
 
 
@@ -28,14 +30,36 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / math.sqrt(sum(float(v) ** 2 for v in x) / len(x) + eps) * weight
 
 
-def turn(head: Tensor, position: int, theta: float) -> Tensor:
-    """Rotates number i of a head against number i + dim / 2."""
-    half, out = len(head) // 2, head.clone()
+def frequency(i: int, config: Any) -> float:
+    """Returns the i-th rotary frequency, by the formulas of the papers that introduced each scaling."""
+    plain = config.rope_theta ** (-2.0 * i / config.rotary_dim)
+    rope = config.rope_scaling or {"rope_type": "default"}
+    if rope["rope_type"] == "linear":
+        return plain / rope["factor"]
+    if rope["rope_type"] == "yarn":
+        # Dimensions that turn often enough within the original length stay, those that turn too seldom are slowed.
+        turns = [rope["original_max_position_embeddings"] / (2 * math.pi * beta) for beta in (32, 1)]
+        low, high = (config.rotary_dim * math.log(t) / (2 * math.log(config.rope_theta)) for t in turns)
+        low, high = max(math.floor(low), 0), min(math.ceil(high), config.rotary_dim - 1)
+        slowed = min(max((i - low) / (high - low), 0.0), 1.0)
+        return plain * (1 - slowed) + plain / rope["factor"] * slowed
+    if rope["rope_type"] == "llama3":
+        turns_within = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+        smooth = (turns_within - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+        smooth = min(max(smooth, 0.0), 1.0)
+        return plain * smooth + plain / rope["factor"] * (1 - smooth)
+    return plain
+
+
+def turn(head: Tensor, position: int, config: Any) -> Tensor:
+    """Rotates number i of a head against number i + half, where half of the rotated numbers are."""
+    half, out, rope = config.rotary_dim // 2, head.clone(), config.rope_scaling or {}
+    scale = 0.1 * math.log(rope["factor"]) + 1 if rope.get("rope_type") == "yarn" else 1.0
     for i in range(half):
-        angle = position * theta ** (-2.0 * i / len(head))
+        angle = position * frequency(i, config)
         a, b = float(head[i]), float(head[i + half])
-        out[i] = a * math.cos(angle) - b * math.sin(angle)
-        out[i + half] = b * math.cos(angle) + a * math.sin(angle)
+        out[i] = scale * (a * math.cos(angle) - b * math.sin(angle))
+        out[i + half] = scale * (b * math.cos(angle) + a * math.sin(angle))
     return out
 
 
@@ -49,9 +73,105 @@ def heads_of(weights: dict[str, Tensor], layer: int, kind: str, x: Tensor, posit
     name = f"layers.{layer}.self_attn."
     heads = list(project(weights, f"{name}{kind}_proj", x).split(config.head_dim))
     if kind == "v":
-        return heads
+        return [h * config.attention_value_scale for h in heads]
     weight = weights[f"{name}{kind}_norm.weight"]
-    return [turn(norm(h, weight, config.rms_norm_eps), position, config.rope_theta) for h in heads]
+    return [turn(norm(h, weight, config.rms_norm_eps), position, config) for h in heads]
+
+
+def sees(config: Any, layer: int, row: int, other: int) -> bool:
+    """Returns whether a row at one position sees what is at another."""
+    sliding = config.layer_types is not None and config.layer_types[layer] == "sliding_attention"
+    causal = sliding if config.is_causal is None else config.is_causal
+    if causal and other > row:
+        return False
+    return not sliding or abs(row - other) < config.sliding_window
+
+
+def convolve(
+    weights: dict[str, Tensor], name: str, side: int, rows: list[Tensor], kernels: list[Tensor]
+) -> list[Tensor]:
+    """Returns the rows convolved with the base kernel and each row's own, a number a group of channels.
+
+    Args:
+        weights: of the drafter.
+        name: of the convolution; its kernels are made by `kernel_projection`.
+        side: 0 before the sublayer, 1 behind it.
+        rows: to convolve.
+        kernels: what `kernel_projection` made of the rows before the sublayer.
+    """
+    base = weights[f"{name}.base_kernel"][side]
+    size, width = base.shape
+    out = []
+    for t, kernel in enumerate(kernels):
+        own = kernel.view(2, size, -1)[side]
+        group = width // own.shape[1]
+        row = torch.zeros(width, dtype=torch.float64)
+        for offset in range(min(size, t + 1)):
+            for channel in range(width):
+                factor = base[offset, channel] + own[offset, channel // group]
+                row[channel] += factor * rows[t - offset][channel]
+        out.append(row)
+    return out
+
+
+def around(
+    weights: dict[str, Tensor], name: str, rows: list[Tensor], sublayer: Callable[[list[Tensor]], list[Tensor]]
+) -> list[Tensor]:
+    """Returns what a sublayer makes of the rows, between two convolutions if the drafter has them."""
+    if f"{name}.base_kernel" not in weights:
+        return sublayer(rows)
+    kernels = [weights[f"{name}.kernel_projection.weight"] @ row for row in rows]
+    return convolve(weights, name, 1, sublayer(convolve(weights, name, 0, rows, kernels)), kernels)
+
+
+def attend(
+    w: dict[str, Tensor],
+    layer: int,
+    config: Any,
+    context: list[Tensor],
+    before: list[int],
+    rows: list[Tensor],
+    start: int,
+) -> list[Tensor]:
+    """Returns the attention's output for every row of a block that begins at `start`."""
+    where = [start + j for j in range(len(rows))]
+    seen = list(zip(context + rows, before + where, strict=True))
+    keys = [heads_of(w, layer, "k", x, p, config) for x, p in seen]
+    values = [heads_of(w, layer, "v", x, p, config) for x, p in seen]
+    groups, out = config.num_attention_heads // config.num_key_value_heads, []
+    for j, row in enumerate(rows):
+        query, gathered = heads_of(w, layer, "q", row, where[j], config), []
+        visible = [sees(config, layer, where[j], p) for p in before + where]
+        for h, q in enumerate(query):
+            score = [
+                math.exp(float(q @ key[h // groups]) / math.sqrt(config.head_dim)) * seen
+                for key, seen in zip(keys, visible, strict=True)
+            ]
+            sink = w.get(f"layers.{layer}.self_attn.attention_sink_bias")
+            total = sum(score) + (0.0 if sink is None else math.exp(float(sink[h])))
+            gathered.append(sum(s / total * v[h // groups] for s, v in zip(score, values, strict=True)))
+        out.append(project(w, f"layers.{layer}.self_attn.o_proj", torch.cat(gathered)))
+    return out
+
+
+def feed_forward(w: dict[str, Tensor], layer: int, rows: list[Tensor]) -> list[Tensor]:
+    """Returns the MLP's output for every row."""
+    out = []
+    for x in rows:
+        gate, up = (w[f"layers.{layer}.mlp.{name}_proj.weight"] @ x for name in ("gate", "up"))
+        out.append(w[f"layers.{layer}.mlp.down_proj.weight"] @ (gate / (1 + torch.exp(-gate)) * up))
+    return out
+
+
+def select(w: dict[str, Tensor], config: Any, y: Tensor, logits: list[float], previous: int) -> tuple[int, float]:
+    """Returns the selector's token behind `previous`, and its share among the candidates."""
+    best = sorted(range(len(logits)), key=logits.__getitem__)[-config.selector_top_k :]
+    state = w["candidate_selector.predecessor_codebook"][previous] * (
+        w["candidate_selector.hidden_projection.weight"] @ y
+    )
+    score = [logits[c] + float(state @ w["candidate_selector.successor_codebook"][c]) for c in best]
+    place = max(range(len(score)), key=score.__getitem__)
+    return best[place], 1 / sum(math.exp(s - score[place]) for s in score)
 
 
 def oracle(
@@ -74,34 +194,37 @@ def oracle(
     config = drafter.config
     w = {name: t.double() for name, t in drafter.model.state_dict().items() if t.is_floating_point()}
     eps, block = config.rms_norm_eps, config.block_size
+    embed, head = w.get("embed_tokens.weight", embed), w.get("lm_head.weight", head)
     context = [norm(w["fc.weight"] @ f, w["hidden_norm.weight"], eps) for f in taps]
-    rows = [embed[anchor]] + [embed[config.mask_token_id]] * (block - 1)
-    where = [start + j for j in range(block)]
-    groups = config.num_attention_heads // config.num_key_value_heads
+    mask = w.get("mask_embedding", embed[config.mask_token_id])
+    rows = [x * (config.input_embedding_scale or 1) for x in [embed[anchor]] + [mask] * (block - 1)]
     for i in range(config.num_hidden_layers):
-        inner = [norm(x, w[f"layers.{i}.input_layernorm.weight"], eps) for x in rows]
-        seen = list(zip(context + inner, positions + where, strict=True))
-        keys = [heads_of(w, i, "k", x, p, config) for x, p in seen]
-        values = [heads_of(w, i, "v", x, p, config) for x, p in seen]
-        for j in range(block):
-            query, gathered = heads_of(w, i, "q", inner[j], where[j], config), []
-            for h, q in enumerate(query):
-                score = [math.exp(float(q @ key[h // groups]) / math.sqrt(config.head_dim)) for key in keys]
-                gathered.append(sum(s / sum(score) * v[h // groups] for s, v in zip(score, values, strict=True)))
-            rows[j] = rows[j] + project(w, f"layers.{i}.self_attn.o_proj", torch.cat(gathered))
-            x = norm(rows[j], w[f"layers.{i}.post_attention_layernorm.weight"], eps)
-            gate = w[f"layers.{i}.mlp.gate_proj.weight"] @ x
-            up = w[f"layers.{i}.mlp.up_proj.weight"] @ x
-            rows[j] = rows[j] + w[f"layers.{i}.mlp.down_proj.weight"] @ (gate / (1 + torch.exp(-gate)) * up)
+        normed = [norm(x, w[f"layers.{i}.input_layernorm.weight"], eps) for x in rows]
+        new = around(
+            w, f"layers.{i}.attention_conv", normed, lambda n, i=i: attend(w, i, config, context, positions, n, start)
+        )
+        rows = [x + n for x, n in zip(rows, new, strict=True)]
+        normed = [norm(x, w[f"layers.{i}.post_attention_layernorm.weight"], eps) for x in rows]
+        new = around(w, f"layers.{i}.mlp_conv", normed, lambda n, i=i: feed_forward(w, i, n))
+        rows = [x + n for x, n in zip(rows, new, strict=True)]
     d2t = drafter.model.d2t
-    vocabulary = range(len(head)) if d2t is None else [i + int(d2t[i]) for i in range(len(d2t))]
+    size = len(head) if d2t is None else len(d2t)
+    vocabulary = range(size) if d2t is None else [i + int(d2t[i]) for i in range(size)]
+    lines = vocabulary if "lm_head.weight" not in w else range(size)
     tokens, confidences = [], []
-    for x in rows[1:]:
+    for x in rows if config.sample_from_anchor else rows[1:]:
         y = norm(x, w["norm.weight"], eps)
-        logits = [float(head[token] @ y) for token in vocabulary]
-        best = max(range(len(logits)), key=logits.__getitem__)
-        tokens.append(vocabulary[best])
-        confidences.append(1 / sum(math.exp(v - logits[best]) for v in logits))
+        logits = [float(head[line] @ y) * config.output_multiplier for line in lines]
+        if config.final_logit_softcapping is not None:
+            cap = config.final_logit_softcapping
+            logits = [math.tanh(v / cap) * cap for v in logits]
+        if config.selector_rank is None:
+            best = max(range(len(logits)), key=logits.__getitem__)
+            token, confidence = vocabulary[best], 1 / sum(math.exp(v - logits[best]) for v in logits)
+        else:
+            token, confidence = select(w, config, y, logits, tokens[-1] if tokens else anchor)
+        tokens.append(token)
+        confidences.append(confidence)
     return tokens, confidences
 
 
@@ -168,7 +291,8 @@ class Session:
             start = len(story.taps) + story.rope
             tokens, confidences = oracle(self.drafter, embed, head, story.taps, story.positions, story.anchor, start)
             assert drafts.token[row].tolist() == tokens
-            assert drafts.confidence[row].tolist() == pytest.approx(confidences, rel=CONFIDENCE)
+            tolerance = CONFIDENCE if self.drafter.config.rope_scaling is None else SCALED_ROPE
+            assert drafts.confidence[row].tolist() == pytest.approx(confidences, rel=tolerance)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -182,12 +306,70 @@ def no_gradients() -> Any:
         yield
 
 
+# Two layers of one query each to three cells back, or to all of them.
+SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 3}
+ALL_SLIDING = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 4}
+CONVOLUTIONS = {"conv_kernel_size": 2, "conv_group_size": 16}
+SELECTOR = {"selector_rank": 6, "selector_top_k": 5}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+# What a published drafter can have that a plain one does not; each is also shown to matter, below.
+FEATURES: dict[str, dict[str, Any]] = {
+    "windows, causal": SLIDING,
+    "windows, two-sided": {**SLIDING, "is_causal": False},
+    "windows narrower than the block": {**ALL_SLIDING, "sliding_window": 2, "is_causal": False},
+    "causal without windows": {"is_causal": True},
+    "yarn": {"rope_scaling": YARN, "rope_theta": 500.0},
+    "linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+    "llama 3 rope": {"rope_scaling": LLAMA3, "rope_theta": 100.0},
+    "partial rotary": {"partial_rotary_factor": 0.5},
+    "partial rotary, yarn": {"partial_rotary_factor": 0.5, "rope_scaling": YARN, "rope_theta": 500.0},
+    "sinks": {"attention_sink_bias": True},
+    "sinks and windows": {**SLIDING, "attention_sink_bias": True},
+    "scaled values": {"attention_value_scale": 0.6},
+    "convolutions": CONVOLUTIONS,
+    "convolutions of three rows": {"conv_kernel_size": 3, "conv_group_size": 8},
+    "selector": SELECTOR,
+    "multiplied logits": {"output_multiplier": 0.3},
+    "soft cap": {"final_logit_softcapping": 4.0},
+    "scaled embeddings": {"input_embedding_scale": 5.0},
+    "shifted labels": {"sample_from_anchor": True},
+    "shifted labels, convolutions": {"sample_from_anchor": True, **CONVOLUTIONS},
+    "DFlash2": {
+        **ALL_SLIDING,
+        "is_causal": False,
+        **CONVOLUTIONS,
+        **SELECTOR,
+        "output_multiplier": 0.4,
+        "final_logit_softcapping": 6.0,
+        "input_embedding_scale": 1.0,
+    },
+    "MiMo": {
+        **ALL_SLIDING,
+        "is_causal": False,
+        "partial_rotary_factor": 0.5,
+        "attention_sink_bias": True,
+        "attention_value_scale": 0.612,
+    },
+}
 SHAPES = [
     pytest.param("qwen3", {}, id="plain"),
     pytest.param("llama", {"attention_bias": True, "block_size": 4}, id="biases"),
     pytest.param("llama", {"layers": 1, "taps": (1,)}, id="one layer, one tap"),
     pytest.param("qwen3", {"layers": 3, "taps": (2, 0, 1), "block_size": 2}, id="taps out of order, one draft"),
     pytest.param("qwen3", {"draft_ids": range(1, 101, 3)}, id="draft vocabulary"),
+    pytest.param("llama", {"own": ("embed_tokens",)}, id="own embeddings"),
+    pytest.param("llama", {"own": ("embed_tokens", "lm_head")}, id="own embeddings and head"),
+    pytest.param("qwen3", {"own": ("lm_head",), "draft_ids": range(2, 101, 2)}, id="own head, draft vocabulary"),
+    pytest.param("qwen3", {"own": ("mask_embedding",)}, id="own mask"),
+    *(pytest.param("llama", {"features": features}, id=name) for name, features in FEATURES.items()),
 ]
 
 
@@ -201,11 +383,66 @@ def test_a_ragged_batch_is_drafted_as_the_equations_say(
     session.commit(stories, [4, 1, 7])
     session.check(stories)
     # What was drafted is overwritten: nothing accepted, some, all of it.
-    block = session.drafter.config.block_size
+    block = session.drafter.draft_tokens + 1
     session.commit(stories, [1, min(2, block), block])
     session.check(stories)
     session.commit(stories, [block, 1, 1])
     session.check(stories)
+
+
+def without(drafter: DFlashDrafter, features: dict[str, Any]) -> DFlashDrafter:
+    """Returns a drafter with the same weights and none of the features."""
+    plain = {f.name: f.default for f in fields(drafter.config) if f.name in features and f.name != "rope_theta"}
+    model = DFlashModel(replace(drafter.config, **plain)).double().requires_grad_(False)
+    names = model.state_dict()
+    model.load_state_dict({name: t for name, t in drafter.model.state_dict().items() if name in names})
+    return DFlashDrafter(model.eval())
+
+
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES)
+def test_every_feature_matters(make_target: Any, make_drafter: Any, features: dict[str, Any]) -> None:
+    target = make_target("llama")
+    drafter, drafts = make_drafter(target, features=features), []
+    for each in (drafter, without(drafter, features)):
+        session, stories = Session(each, target, slots=2), [Story(0), Story(1, rope=9)]
+        session.commit(stories, [9, 6])
+        drafts.append(session.propose(stories))
+    with_it, plain = (d.confidence[:, : drafter.config.block_size - 1] for d in drafts)
+    assert (with_it - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_is_outside_the_windows_has_no_influence(make_target: Any, make_drafter: Any, causal: bool) -> None:
+    target = make_target("llama")
+    # Two layers that see 2 cells back: the first row of the block reaches 4 cells into the context.
+    session = Session(
+        make_drafter(target, features={**ALL_SLIDING, "sliding_window": 3, "is_causal": causal}), target, 1
+    )
+    story = Story(0)
+    session.commit([story], [9])
+    before = session.propose([story]).confidence
+    for cell, matters in ((8, True), (7, True), (6, False), (0, False)):
+        taps, index = story.taps[cell] * -2, torch.tensor([cell])
+        session.bound.observe(Committed(index * 0, index, index, index * 0, taps[None], (), (), (), ()))
+        changed = session.propose([story]).confidence
+        assert torch.equal(changed, before) != matters, cell
+        before = changed
+
+
+def test_in_a_causal_block_rows_behind_have_no_influence(make_target: Any, make_drafter: Any) -> None:
+    target = make_target("llama")
+    causal = make_drafter(target, features={"is_causal": True})
+    shorter = DFlashDrafter(deepcopy(causal.model))
+    shorter.model.config = shorter.config = replace(causal.config, block_size=3)
+    shorter.draft_tokens = 2
+    story, drafts = Story(0), []
+    for drafter in (causal, shorter):
+        session = Session(drafter, target, slots=1)
+        cells, zeros = torch.arange(4), torch.zeros(4, dtype=torch.int64)
+        story.taps = [torch.full((session.width,), 0.3 * i, dtype=torch.float64) for i in range(4)]
+        session.bound.observe(Committed(zeros, cells, cells, zeros, torch.stack(story.taps), (), (), (), ()))
+        drafts.append(session.propose([story]))
+    torch.testing.assert_close(drafts[0].confidence[:, :2], drafts[1].confidence, rtol=1e-6, atol=0)
 
 
 def test_context_grows_while_nothing_is_drafted(make_target: Any, make_drafter: Any) -> None:
@@ -379,6 +616,27 @@ def test_embeddings_are_called_not_indexed(make_target: Any, make_drafter: Any) 
     again.bound.layers = plain.bound.layers
     assert torch.equal(after.confidence, again.propose(stories).confidence)
     assert not torch.equal(after.confidence, before.confidence)
+
+
+class Tripled(nn.Embedding):
+    """An embedding that does something to the rows of its table, as Gemma's does."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return 3 * super().forward(tokens)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_drafter_that_asks_for_raw_rows_gets_them(make_target: Any, make_drafter: Any, scale: float) -> None:
+    target = make_target("llama")
+    drafter, stories = make_drafter(target, features={"input_embedding_scale": scale}), [Story(0)]
+    table = target.get_input_embeddings()
+    target.set_input_embeddings(Tripled(*table.weight.shape, _weight=table.weight))
+    session = Session(drafter, target, slots=1)
+    session.commit(stories, [3])
+    session.check(stories)
+    target.set_input_embeddings(Wrapped(table, lambda x: x))
+    with pytest.raises(ValueError, match=r"reads the target's embedding table, and Wrapped has no plain one"):
+        drafter.check(target)
 
 
 def test_a_new_call_sees_new_target_weights(make_target: Any, make_drafter: Any) -> None:

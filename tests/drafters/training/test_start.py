@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,16 @@ def test_a_drafter_of_another_target_is_refused(make_target: Callable[..., PreTr
     DFlashDrafter.random(other.config, taps=(1,), mask_token_id=4).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="hidden_size=32, but the target has 64"):
         begin(make_target("llama"), tmp_path)
+
+
+def test_maths_that_training_does_not_do_is_refused(
+    make_target: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    target = make_target("llama")
+    before = DFlashDrafter.random(target.config, taps=(1,), mask_token_id=4, block_size=3, layers=1)
+    windowed = replace(before.config, layer_types=("sliding_attention",), sliding_window=8)
+    model = DFlashModel(windowed)
+    model.load_state_dict(before.model.state_dict())
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="windows or causal layers: training goes on from plain DFlash drafters"):
+        begin(target, tmp_path)
