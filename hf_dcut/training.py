@@ -15,12 +15,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -34,7 +32,7 @@ from hf_dcut.drafters.training.card import Facts, card
 from hf_dcut.drafters.training.recipe import Recipe
 from hf_dcut.drafters.training.start import spread_taps, start_weights
 from hf_dcut.drafters.training.tap_cache import TapCache
-from hf_dcut.drafters.training.trainer import STATE, Trainer
+from hf_dcut.drafters.training.trainer import STATE, Trainer, open_accelerator
 from hf_dcut.regeneration import AnswerFile, Prompt
 from hf_dcut.taps import tap_reader, tapped_layers
 
@@ -139,9 +137,7 @@ class _Run:
         self.prompts = [] if plan.prompts is None else read_prompts(plan.prompts)
         if not plan.resume and (self.work / STATE).exists():
             raise ValueError(f"{self.work} holds a run already: go on with resume=True, or give another folder")
-        # A process may wait for the slowest one's answers.
-        waits = InitProcessGroupKwargs(timeout=timedelta(hours=12))
-        self.accelerator = Accelerator(kwargs_handlers=[waits])
+        self.accelerator = open_accelerator()
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(plan.target)
         model = AutoModelForCausalLM.from_pretrained(plan.target, dtype=plan.dtype)
         self.model: PreTrainedModel = model.eval().requires_grad_(False).to(self.accelerator.device)

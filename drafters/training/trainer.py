@@ -12,11 +12,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -72,7 +73,7 @@ class Trainer:
     ):
         self.model, self.recipe, self.folder = model, recipe, Path(folder)
         self.answers, self.held_out, self.taps = answers, held_out, taps
-        self.accelerator = accelerator or Accelerator()
+        self.accelerator = accelerator or open_accelerator()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.depth = model.config.block_size - 1
         self.to_draft = to_draft(model)
@@ -235,6 +236,13 @@ class Trainer:
     def _bar_off(self) -> bool | None:
         """None lets the bar show on a terminal only."""
         return None if self.accelerator.is_main_process else True
+
+
+def open_accelerator() -> Accelerator:
+    """Returns the processes that were launched together; one that waits for another's answers does so for hours."""
+    # Without a GPU, Accelerate joins processes only when it is told to use the CPU.
+    waits = InitProcessGroupKwargs(timeout=timedelta(hours=12))
+    return Accelerator(cpu=not torch.accelerator.is_available(), kwargs_handlers=[waits])
 
 
 def to_draft(model: DFlashModel) -> Tensor | None:

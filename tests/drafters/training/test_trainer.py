@@ -139,7 +139,6 @@ SCRIPT = """
 import sys
 
 import torch
-from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hf_dcut.drafters.dflash import DFlashDrafter
@@ -154,7 +153,7 @@ taps = {a: torch.randn(len(a), 128, generator=generator, dtype=torch.float64) fo
 options = {"taps": (0, 2), "mask_token_id": 3, "block_size": 5, "layers": 2, "dtype": torch.float64}
 model = DFlashDrafter.random(config, **options).model
 recipe = Recipe(steps=2, batch=4, anchors=3, learning_rate=1e-3, precision="no")
-trainer = Trainer(model, target, answers, [], taps.__getitem__, recipe, sys.argv[1], Accelerator(cpu=True))
+trainer = Trainer(model, target, answers, [], taps.__getitem__, recipe, sys.argv[1])
 trainer.run()
 assert trainer.accelerator.num_processes == int(sys.argv[2])
 """
