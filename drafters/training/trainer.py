@@ -250,5 +250,6 @@ def to_draft(model: DFlashModel) -> Tensor | None:
     ids = model.draft_ids()
     if ids is None:
         return None
-    ids = ids.cpu()
-    return torch.full((model.config.vocab_size,), -1).scatter(0, ids, torch.arange(len(ids)))
+    size, ids = model.config.vocab_size, ids.cpu()
+    assert size is not None, "a draft vocabulary without it is refused at load"
+    return torch.full((size,), -1).scatter(0, ids, torch.arange(len(ids)))
