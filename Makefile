@@ -1,5 +1,5 @@
 # One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make train-gpu`,
-# `make clean`.
+# `make soak`, `make clean`.
 #
 # The torch build: pip takes the one its index prefers, with CUDA on Linux. On a machine without an NVIDIA GPU, a CPU
 # build spares gigabytes. To choose one, name the index that PyTorch's install page gives for it, or another version:
@@ -15,6 +15,7 @@ TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 TRANSFORMERS ?=
 PYTEST_FLAGS ?=
+MINUTES ?= 30
 
 BIN := $(VENV)/bin
 MODEL := models/smollm2-135m-instruct
@@ -23,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # `python -m` must not put the repository on sys.path: ./hf_dcut alone is not the whole package, see pyproject.toml.
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup test demo check docs gpu-check train-gpu package clean distclean
+.PHONY: setup test demo check docs package gpu-check train-gpu soak clean distclean
 
 setup: $(VENV)/.installed $(MODEL)/config.json
 
@@ -68,6 +69,10 @@ gpu-check: setup
 train-gpu: setup
 	$(BIN)/hf-dcut train --target $(MODEL) --prompts "$(PROMPTS)" --out drafter-gpu --time-budget 8m --dtype bfloat16 \
 		--start examples/drafter --slots 512 --batch 256 --anchors 32 --learning-rate 1e-3
+
+# Half an hour of requests that come, go, fail and are evicted: every text the same, memory flat. MINUTES shortens it.
+soak: setup
+	$(BIN)/python tests/soak/soak.py --minutes $(MINUTES)
 
 # The environment and the model stay; `make distclean` takes them too.
 clean:

@@ -77,6 +77,10 @@ class BoundDrafter(ABC):
         """Moves a request's state to another slot, whose old state is dropped."""
 
     @abstractmethod
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Gives a slot, which holds no request yet, what another has of its first `length` cells."""
+
+    @abstractmethod
     def free(self, slot: int) -> None:
         """Forgets the state of a slot, so that another request can use it."""
 

@@ -105,5 +105,8 @@ class BoundOracle(BoundDrafter):
         self.key[destination], self.known[destination] = self.key[source], self.known[source]
         self.known[source] = False
 
+    def copy(self, source: int, destination: int, length: int) -> None:
+        self.read[destination, :length] = self.read[source, :length]
+
     def free(self, slot: int) -> None:
         self.known[slot] = False

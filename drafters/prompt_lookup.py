@@ -103,5 +103,8 @@ class BoundPromptLookup(BoundDrafter):
     def move(self, source: int, destination: int) -> None:
         self.tokens[destination] = self.tokens[source]
 
+    def copy(self, source: int, destination: int, length: int) -> None:
+        self.tokens[destination, :length] = self.tokens[source, :length]
+
     def free(self, slot: int) -> None:
         self.tokens[slot] = -1

@@ -17,6 +17,8 @@ A step runs through these stages, one file each, in the order that `engine.py` a
 """
 
 from hf_dcut.assembly import warmup
+from hf_dcut.batch_records import BatchRequest, BatchResult
+from hf_dcut.batching import BatchError, BatchInterrupted, BatchRun, generate_batch, iterate_batch
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters import AutoDrafter
@@ -24,6 +26,7 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.generation import disable, enable, generate
+from hf_dcut.manager import BatchManager, QueueFull
 from hf_dcut.padded import DCutOutput
 from hf_dcut.processors import PerRequest
 from hf_dcut.stats import Stats, StepRecord
@@ -33,6 +36,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoDrafter",
+    "BatchError",
+    "BatchInterrupted",
+    "BatchManager",
+    "BatchRequest",
+    "BatchResult",
+    "BatchRun",
     "BatchStreamer",
     "CostTable",
     "DCutConfig",
@@ -42,11 +51,14 @@ __all__ = [
     "PerRequest",
     "Piece",
     "PromptLookupDrafter",
+    "QueueFull",
     "Stats",
     "StepRecord",
     "disable",
     "enable",
     "generate",
+    "generate_batch",
+    "iterate_batch",
     "warmup",
 ]
 

@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
-import torch
 from transformers import PreTrainedModel
 
-from hf_dcut.cache import SlotCache, cache_bytes
+from hf_dcut.cache import SlotCache
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.engine import Engine
+from hf_dcut.memory import check_memory, fitting_slots
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target, check_length
@@ -39,8 +38,9 @@ def open_engine(
     slots: int,
     prompt: int,
     longest: int,
-    records: bool = False,
+    stats: Stats | None = None,
     batch_sizes: Iterable[int] | None = None,
+    fit: bool = False,
 ) -> Iterator[Engine]:
     """Gives an engine for requests of this model; its memory and hooks are gone on leaving.
 
@@ -50,8 +50,9 @@ def open_engine(
         config: how drafts are cut.
         slots: requests that can be live at once.
         prompt, longest: tokens of the longest prompt, and of the longest request with what it generates.
-        records: whether stats keep a record of every step.
+        stats: where steps are counted.
         batch_sizes: what the cost table must know; powers of two up to `slots` when None.
+        fit: whether there may be fewer slots where so many do not fit into memory.
 
     Raises:
         ValueError: model, drafter or lengths do not fit.
@@ -63,10 +64,12 @@ def open_engine(
     depth = _depth(drafter, config)
     length = longest + (drafter.draft_tokens if drafter else 0)
     with Target(model, drafter.taps if drafter else ()) as target:
+        if fit:
+            slots = fitting_slots(target, drafter, slots, length, config.max_cache_bytes)
         check_memory(target, drafter, slots, length, config.max_cache_bytes)
         cache = SlotCache(target.shapes, slots, length, target.dtype, target.device)
         bound = drafter.bind(model, slots, length) if drafter else None
-        stats = Stats(records=[] if records else None)
+        stats = stats or Stats()
         costs = None
         if drafter is not None and bound is not None and config.budget == "auto":
             costs = open_table(config.cost_table, depth, fingerprint(target, drafter))
@@ -104,20 +107,6 @@ def warmup(
         if engine.costs is None:
             raise ValueError(f"dcut budget={config.budget!r} needs no cost table: warm up with budget='auto'")
         return engine.costs
-
-
-def check_memory(target: Target, drafter: Drafter | None, slots: int, length: int, limit: int | None) -> None:
-    """Raises MemoryError, with the numbers, when the two slot caches do not fit; tells their size otherwise."""
-    own = cache_bytes(target.shapes, slots, length, target.dtype)
-    drafts = drafter.cell_bytes(target.model) * slots * length if drafter else 0
-    free = _free_bytes(target.device) if limit is None else limit
-    size = f"{slots} slots of {length} cells take {_mib(own)} for the target and {_mib(drafts)} for the drafter"
-    if own + drafts > free:
-        source = "free on " + str(target.device) if limit is None else "allowed by dcut max_cache_bytes"
-        raise MemoryError(
-            f"{size}, but {_mib(free)} are {source}: generate for fewer requests at once or lower max_new_tokens"
-        )
-    logger.info("%s", size)
 
 
 def fingerprint(target: Target, drafter: Drafter) -> dict[str, Any]:
@@ -160,15 +149,3 @@ def _measure(
     if seconds:
         logger.info("measured step costs in %.1f s (%s)\n%s", seconds, costs.path or "kept in memory", costs)
     return seconds
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Returns the bytes that can still be taken on a device."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return psutil.virtual_memory().available
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"

@@ -3,9 +3,10 @@
 All drafted positions of the batch compete for one budget of T positions, of which the B anchors are certain:
 
     T(rho, B) = max(B, ceil(rho B (D + 1)))
-    rho*      = argmax over rho of (B + sum of the best T - B survivals) / C(B, T)
+    rho*      = argmax over rho of (B + belief * sum of the best T - B survivals) / C(B, T)
 
-The numerator is the expected number of tokens the step commits, so the quotient is tokens per second.
+The numerator is the expected number of tokens the step commits, so the quotient is tokens per second. Belief is 1 in
+the paper; here it is how far the drafter's confidences held so far (`calibration.py`).
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ def positions(ratio: float, requests: int, depth: int) -> int:
     return max(requests, math.ceil(ratio * requests * (depth + 1) - 1e-9))
 
 
-def cut(scores: Scores, ratios: Sequence[float], costs: Costs | None = None) -> Cut:
+def cut(scores: Scores, ratios: Sequence[float], costs: Costs | None = None, belief: float = 1.0) -> Cut:
     """Returns the best cut: exactly min(T, B + valid drafts) positions, a prefix of each request.
 
     Args:
         scores: survival float32 [B, N] and valid bool [B, N].
         ratios: the budgets to choose from. A single one is taken as it is.
         costs: seconds of a step, needed to choose between several ratios.
+        belief: what survivals are scaled by for that choice.
 
     Raises:
         NonFiniteScores: a valid position has no finite survival.
@@ -68,11 +70,11 @@ def cut(scores: Scores, ratios: Sequence[float], costs: Costs | None = None) -> 
     best = 0
     if len(ratios) > 1:
         assert costs is not None, "choosing between budgets needs a cost table"
-        rates = [(rows + gain) / costs(rows, total) for gain, total in zip(gains, totals, strict=True)]
+        rates = [(rows + belief * gain) / costs(rows, total) for gain, total in zip(gains, totals, strict=True)]
         best = max(range(len(rates)), key=rates.__getitem__)
     keep = torch.zeros_like(scores.valid).T.flatten()
     keep[order[: totals[best] - rows]] = True
-    return Cut(keep.view(depth, rows).T, totals[best], ratios[best], offered)
+    return Cut(keep.view(depth, rows).T, totals[best], ratios[best], offered, gains[best])
 
 
 def _rank(scores: Scores) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,15 @@
 """Logits -> the target's token of each packed row: the request's processors, then the likeliest token or a draw.
 
 Every row is judged on its own prefix: the prompt with its left padding, the tokens so far, and the drafts before it.
-Two ways, by what a request's processors look at:
+Processors are applied in three tiers, by what they look at:
 
-    scores alone (temperature, top-k, top-p, ..)   all rows of all such requests in one call
-    anything else (penalties, bans, grammars, ..)  walked: one row after the other, one call each, going on only while
-                                                   the drafts are what was chosen, so that a processor with a state is
-                                                   called once for every committed token, in order, and never sees a
-                                                   rejected prefix
+    scores alone   temperature, top-k, ..       all rows of all requests that share the list go through each processor
+    the text       penalties, bans, lengths     at once, rejected ones too (`tiers.py`)
+
+    anything else  grammars, the user's own     walked, with all that is behind it on the list: row after row, one call
+                                                each, going on only while the drafts are what was chosen and the request
+                                                does not end, so that a processor with a state is called once for every
+                                                committed token, in order, and never sees a rejected prefix
 
 A draw takes one number keyed by the request's seed and the token's position, so it is the same however many drafts
 were verified along with it.
@@ -15,39 +17,21 @@ were verified along with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
-from transformers.generation import logits_process
 
 from hf_dcut.noise import Purpose, noise
 from hf_dcut.requests import Request
+from hf_dcut.tiers import Prefixes, align, process, reads_scores_alone
 from hf_dcut.types import Choice, Packed, Proposal
 
-# Processors of Transformers that read neither the ids nor any state.
-_SCORES_ALONE = {
-    getattr(logits_process, name)
-    for name in (
-        "TemperatureLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TopHLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "SuppressTokensLogitsProcessor",
-    )
-}
+# In place of a token: nobody looked at the row; its scores are no distribution that a token could be drawn from.
+UNSEEN, BROKEN = -1, -2
 
-
-def reads_scores_alone(processors: LogitsProcessorList) -> bool:
-    """Returns whether none of the processors looks at ids or keeps a state."""
-    return all(type(processor) in _SCORES_ALONE for processor in processors)
+# A request and its rows among the logits, of which there is at least one.
+Asked = tuple[Request, slice]
 
 
 def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal: Proposal | None = None) -> Choice:
@@ -58,40 +42,35 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal
         packed: the row.
         requests: its R requests, in order.
         proposal: the distribution the row's drafts were drawn from; None for greedy drafts.
+
+    Raises:
+        RuntimeError: a token is to be drawn where no distribution is, as in `generate`.
+        ValueError: a processor returns scores of another shape.
     """
     scores = logits.float()
-    if not any(request.processors or request.samples for request in requests):
+    if not any(r.processors or r.walked or r.samples or r.keeps_logprobs for r in requests):
         return Choice(scores.argmax(dim=-1), scores)
-    token = packed.token.new_full((len(scores),), -1)
-    # Rows of requests that share their processors go together; a request that is walked stays alone.
-    together: dict[tuple[int, bool], list[tuple[Request, slice]]] = {}
-    processed = scores.clone()
-    for request, rows in zip(requests, packed.logit_spans(), strict=True):
-        if rows.start == rows.stop:
-            continue
-        if request.walks:
-            _walk(request, rows, packed, processed, token)
-        else:
-            together.setdefault((id(request.processors), request.samples), []).append((request, rows))
-    for group in together.values():
-        index = torch.cat([torch.arange(rows.start, rows.stop) for _, rows in group]).to(token.device)
-        seed = torch.cat([token.new_full((rows.stop - rows.start,), request.seed) for request, rows in group])
-        request = group[0][0]
-        processed[index] = _process(request.processors, token.new_empty(len(index), 0), processed[index])
-        token[index] = _pick(request, processed[index], seed, packed.cell[packed.logit_rows[index]] + 1)
+    spans = zip(requests, packed.logit_spans(), strict=True)
+    asked = [(request, span) for request, span in spans if span.start < span.stop]
+    scores = _process(scores, packed, asked)
+    token = scores.argmax(dim=-1)
+    drawn = [(request, span) for request, span in asked if request.samples and not request.walked]
+    if drawn:
+        rows = _rows(drawn, token.device)
+        seed = torch.cat([token.new_full((span.stop - span.start,), request.seed) for request, span in drawn])
+        token[rows] = draw(scores[rows], seed, packed.cell[packed.logit_rows[rows]] + 1)
+    for request, span in asked:
+        if request.walked:
+            with request.own_faults():
+                _walk(request, span, packed, scores, token)
     if proposal is not None:
-        token = _reject(token, processed, packed, requests, proposal)
-    return Choice(token, processed)
+        token = _reject(token, scores, packed, requests, proposal)
+    _check(token, packed, asked)
+    return Choice(token, scores, _logprobs(scores, token) if any(r.keeps_logprobs for r in requests) else None)
 
 
-def draw(
-    scores: Tensor,
-    seed: Tensor,
-    position: Tensor,
-    purpose: Purpose = Purpose.TARGET,
-    source: str = "the scores",
-) -> Tensor:
-    """Returns one token a row, int64 [n], drawn from the softmax of its scores.
+def draw(scores: Tensor, seed: Tensor, position: Tensor, purpose: Purpose = Purpose.TARGET) -> Tensor:
+    """Returns one token a row, int64 [n], drawn from the softmax of its scores; `BROKEN` where that is none.
 
     The number in (0, 1) is looked up in the cumulated probabilities, in float64. Tokens of no probability never come.
 
@@ -100,22 +79,75 @@ def draw(
         seed: int64 [n], of the row's request.
         position: int64 [n], of the token that is drawn.
         purpose: what the number is for.
-        source: where the scores come from, for the error.
-
-    Raises:
-        RuntimeError: scores that are no distribution, as in `generate`.
     """
     reach = scores.softmax(dim=-1).double().cumsum(dim=-1)
-    if not reach[:, -1].isfinite().all():
-        raise RuntimeError(f"{source} are no distribution: they hold inf or nan, or ban every token")
     height = noise(seed, position, purpose) * reach[:, -1]
-    return torch.searchsorted(reach, height[:, None], right=True)[:, 0].clamp_max(scores.shape[-1] - 1)
+    token = torch.searchsorted(reach, height[:, None], right=True)[:, 0].clamp_max(scores.shape[-1] - 1)
+    return token.masked_fill(~reach[:, -1].isfinite(), BROKEN)
 
 
 def warp(request: Request, scores: Tensor) -> Tensor:
     """Returns scores float32 [n, V] under a request's processors, which must look at scores alone."""
-    assert not request.walks, "these processors need each row's own prefix"
-    return _process(request.processors, torch.empty(len(scores), 0, dtype=torch.int64, device=scores.device), scores)
+    assert not request.walked, "these processors need each row's own prefix"
+    return process(request.processors or (), scores)
+
+
+def _process(scores: Tensor, packed: Packed, asked: Sequence[Asked]) -> Tensor:
+    """Returns scores float32 [L, V] after the first two tiers: a call a processor for all requests that share a list.
+
+    Those given are not written to, since recorded logits may be the same memory.
+    """
+    together: dict[int, list[Asked]] = {}
+    for request, span in asked:
+        if request.processors:
+            together.setdefault(id(request.processors), []).append((request, span))
+    scores = scores.clone()
+    for group in together.values():
+        rows, processors = _rows(group, scores.device), group[0][0].processors or ()
+        prefixes = None if reads_scores_alone(processors) else _prefixes(packed, group)
+        scores[rows] = process(processors, scores[rows], prefixes)
+    return scores
+
+
+def _prefixes(packed: Packed, asked: Sequence[Asked]) -> Prefixes:
+    """Returns the text before each row of some requests."""
+    texts, lengths, row = [], [], []
+    for request, span in asked:
+        text, drafts = request.text(packed.token.device)[0], packed.token[packed.logit_rows[span][1:]]
+        texts.append(torch.cat([text, drafts]))
+        lengths.append(range(len(text), len(text) + len(drafts) + 1))
+        row += [request.row] * (len(drafts) + 1)
+    return Prefixes(*align(texts, lengths), row)
+
+
+def _walk(request: Request, span: slice, packed: Packed, scores: Tensor, token: Tensor) -> None:
+    """Fills in `scores` and `token` of a request's rows, up to the first whose draft is not chosen, or an end."""
+    rows = range(span.start, span.stop)
+    drafts = packed.token[packed.logit_rows[span][1:]].tolist()
+    seed = token.new_full((1,), request.seed)
+    ahead: list[int] = []
+    token[span] = UNSEEN
+    for row, draft in zip(rows, [*drafts, None], strict=True):
+        own = slice(row, row + 1)
+        scores[own] = _walked(request, request.text(token.device, ahead), scores[own])
+        position = packed.cell[packed.logit_rows[own]] + 1
+        token[own] = draw(scores[own], seed, position) if request.samples else scores[own].argmax(dim=-1)
+        # One more host read a token: what is chosen here decides whether the next row is looked at.
+        ahead.append(int(token[row]))
+        if ahead[-1] != draft or request.ending(ahead, scores[span]):
+            return
+
+
+def _walked(request: Request, ids: Tensor, scores: Tensor) -> Tensor:
+    """Returns the scores, float32 [1, V], after the processors that are walked."""
+    assert request.walked is not None
+    processed = request.walked(ids, scores.clone())
+    if processed.shape != scores.shape:
+        shapes = f"{tuple(scores.shape)} into {tuple(processed.shape)}"
+        raise ValueError(
+            f"logits_processor ({_names(request.walked)}) turned scores of shape {shapes}: return the shape it is given"
+        )
+    return processed
 
 
 def _reject(
@@ -151,41 +183,29 @@ def _reject(
     return token
 
 
-def _walk(request: Request, rows: slice, packed: Packed, processed: Tensor, token: Tensor) -> None:
-    """Fills in `processed` and `token` of a request's rows, up to the first whose draft is not chosen, or an end."""
-    ids = torch.tensor([request.padded_ids], device=token.device)
-    drafts = packed.token[packed.logit_rows[rows]].tolist()[1:]
-    seed = token.new_full((1,), request.seed)
-    for row, draft in zip(range(rows.start, rows.stop), [*drafts, None], strict=True):
-        processed[row] = _process(request.processors, ids, processed[row : row + 1])[0]
-        position = packed.cell[packed.logit_rows[row : row + 1]] + 1
-        token[row] = _pick(request, processed[row : row + 1], seed, position)[0]
-        # One more host read a token: what is chosen here decides whether the next row is looked at.
-        chosen = int(token[row])
-        if chosen != draft or chosen in request.eos:
-            return
-        ids = torch.cat([ids, ids.new_tensor([[chosen]])], dim=1)
+def _logprobs(scores: Tensor, token: Tensor) -> Tensor:
+    """Returns the log-probability of each token under its scores, float32 [L]; anything for rows without a token."""
+    return scores.log_softmax(dim=-1).gather(1, token.clamp_min(0)[:, None])[:, 0]
 
 
-def _process(processors: LogitsProcessorList | None, ids: Tensor, scores: Tensor) -> Tensor:
-    """Returns the processed scores; those given are not written to, since recorded scores may be the same memory."""
-    if not processors:
-        return scores
-    processed = processors(ids, scores.clone())
-    if processed.shape != scores.shape:
-        shapes = f"{tuple(scores.shape)} into {tuple(processed.shape)}"
-        raise ValueError(
-            f"logits_processor ({_names(processors)}) turned scores of shape {shapes}: return the shape it is given"
-        )
-    return processed
+def _check(token: Tensor, packed: Packed, asked: Sequence[Asked]) -> None:
+    """Raises RuntimeError for a request that is to draw where no distribution is, behind no rejected draft."""
+    if not any(request.samples for request, _ in asked) or not (token == BROKEN).any():
+        return
+    for request, span in asked:
+        drafts = [*packed.token[packed.logit_rows[span][1:]].tolist(), None]
+        chosen = next(t for t, draft in zip(token[span].tolist(), drafts, strict=True) if t != draft)
+        if chosen == BROKEN:
+            used = [*(request.processors or ()), *(request.walked or ())]
+            source = f"the scores of {_names(used)}" if used else "the model's logits"
+            with request.own_faults():
+                raise RuntimeError(f"{source} are no distribution: they hold inf or nan, or ban every token")
 
 
-def _pick(request: Request, scores: Tensor, seed: Tensor, position: Tensor) -> Tensor:
-    if not request.samples:
-        return scores.argmax(dim=-1)
-    source = f"the scores of {_names(request.processors)}" if request.processors else "the model's logits"
-    return draw(scores, seed, position, source=source)
+def _rows(asked: Sequence[Asked], device: torch.device) -> Tensor:
+    """Returns the rows of some requests among the logits, int64 [n]."""
+    return torch.tensor([row for _, span in asked for row in range(span.start, span.stop)], device=device)
 
 
-def _names(processors: LogitsProcessorList) -> str:
+def _names(processors: Iterable[object]) -> str:
     return ", ".join(type(processor).__name__ for processor in processors)

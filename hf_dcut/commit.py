@@ -46,8 +46,10 @@ def commit(
     # The step's one host read of its outcome.
     rows = table.tolist()
     spans = _spans(packed, requests)
+    # One read more where log-probabilities are asked for.
+    logprobs = [] if choice.logprobs is None else choice.logprobs.tolist()
     outcomes = [
-        _advance(request, row, choice.scores[span], logits[span])
+        _advance(request, row, choice.scores[span], logits[span], logprobs[span])
         for request, row, span in zip(requests, rows, spans, strict=True)
     ]
     kept, accepted, added = zip(*outcomes, strict=True)
@@ -69,30 +71,36 @@ def commit(
 
 def _spans(packed: Packed, requests: Sequence[Request]) -> list[slice]:
     """Returns each request's rows among the logits; empty spans when nobody keeps any, to spare the host read."""
-    if any(request.keeps_scores or request.keeps_logits for request in requests):
+    if any(request.keeps_scores or request.keeps_logits or request.keeps_logprobs for request in requests):
         return packed.logit_spans()
     return [slice(0, 0)] * len(requests)
 
 
-def _advance(request: Request, row: Sequence[int], scores: Tensor, logits: Tensor) -> tuple[int, int, int]:
+def _advance(
+    request: Request, row: Sequence[int], scores: Tensor, logits: Tensor, logprobs: Sequence[float]
+) -> tuple[int, int, int]:
     """Adds a step's outcome to a request; returns its kept drafts, its committed drafts and its new tokens.
 
     Args:
         request: the request.
         row: packed rows, accepted drafts, next token (-1: none), then the drafts.
         scores, logits: [rows, V] its tokens were chosen by.
+        logprobs: of these tokens, if anybody keeps some.
     """
     count, accepted, following, *drafts = row
+    if request.finish_reason:
+        # It failed while its tokens were chosen.
+        return (count - 1) * request.decoding, 0, 0
     if not request.decoding:
         request.read += count
         new, kept, accepted = [following] if following >= 0 else [], 0, 0
     else:
         new, kept = [*drafts[:accepted], following], count - 1
         request.totals.steps += 1
-    added = request.append(new, scores)
+    added = request.append(new, scores, logprobs)
     accepted = min(added, accepted)
     request.totals.kept += kept
     request.totals.accepted += accepted
     if request.keeps_logits:
-        request.logits += logits[:added].to(torch.float32, copy=True).unbind()
+        request.logits += logits[:added, None].to(torch.float32, copy=True).unbind()
     return kept, accepted, added

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 WARM_UP = 2
 REPEATS = 5
+# Half of an entry's repeats lie within this share of their median, or it is timed again, so often.
+STEADY = 0.25
+_RETRIES = 2
 # How far one observed step may pull its entry, and how far off it may be before it is taken for a hiccup.
 _WEIGHT = 0.1
 _HICCUP = 2.0
@@ -44,11 +48,14 @@ class CostTable:
 
     Attributes:
         seconds: {K/V length: {B: {T: seconds}}}, where T = 0 is the plain step.
+        unsteady: {(K/V length, B, T): process} of entries that varied too much to be kept: any other process measures
+            them again.
     """
 
     def __init__(self, draft_tokens: int, fingerprint: dict[str, Any] | None = None, path: Path | None = None):
         self.draft_tokens, self.fingerprint, self.path = draft_tokens, fingerprint or {}, path
         self.seconds: dict[int, dict[int, dict[int, float]]] = {}
+        self.unsteady: dict[tuple[int, int, int], int] = {}
 
     @classmethod
     def from_rows(cls, rows: dict[int, dict[int, float]], draft_tokens: int) -> CostTable:
@@ -92,7 +99,11 @@ class CostTable:
     ) -> dict[int, list[int]]:
         """Returns what is not measured yet, {B: [T, ..]}, with T = 0 for the plain step."""
         known = self.seconds.get(kv_length, {})
-        wanted = {b: [t for t in (0, *totals(b)) if t not in known.get(b, {})] for b in batch_sizes}
+
+        def lacks(b: int, t: int) -> bool:
+            return t not in known.get(b, {}) or self.unsteady.get((kv_length, b, t), os.getpid()) != os.getpid()
+
+        wanted = {b: [t for t in (0, *totals(b)) if lacks(b, t)] for b in batch_sizes}
         return {b: t for b, t in wanted.items() if t}
 
     def measure(self, missing: dict[int, list[int]], kv_length: int, step: Callable[[int, int], None]) -> float:
@@ -106,17 +117,24 @@ class CostTable:
         begin = time.perf_counter()
         bar = tqdm(missing.items(), desc="hf-dcut: measuring step costs", unit="batch size", disable=None, leave=False)
         for requests, totals in bar:
-            times: dict[int, list[float]] = {total: [] for total in totals}
-            # Interleaved, so that a slow moment of the machine hits all entries alike.
-            for repeat in range(WARM_UP + REPEATS):
-                for total in totals:
-                    start = time.perf_counter()
-                    step(requests, total)
-                    if repeat >= WARM_UP:
-                        times[total].append(time.perf_counter() - start)
+            times = _steadiest(totals, partial(step, requests))
             row = self.seconds.setdefault(kv_length, {}).setdefault(requests, {})
-            row.update({total: statistics.median(values) for total, values in times.items()})
+            for total, values in times.items():
+                row[total] = statistics.median(values)
+                self.unsteady.pop((kv_length, requests, total), None)
+                if spread(values) > STEADY:
+                    self.unsteady[kv_length, requests, total] = os.getpid()
+        self._tell_unsteady({(kv_length, b, t) for b, totals in missing.items() for t in totals})
         return time.perf_counter() - begin
+
+    def _tell_unsteady(self, measured: set[tuple[int, int, int]]) -> None:
+        unsteady = measured & set(self.unsteady)
+        if unsteady:
+            logger.warning(
+                "%d of %d step costs varied by more than %.0f%% while they were measured: the machine is busy with "
+                "other things, and budgets may be chosen badly. They will be measured again by the next process",
+                *(len(unsteady), len(measured), 100 * STEADY),
+            )
 
     def save(self) -> None:
         """Writes the table to its file, whole or not at all; warns where it cannot be written."""
@@ -127,6 +145,7 @@ class CostTable:
             "fingerprint": self.fingerprint,
             "draft_tokens": self.draft_tokens,
             "seconds": self.seconds,
+            "unsteady": [[*entry, process] for entry, process in self.unsteady.items()],
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,12 +164,13 @@ class CostTable:
             content = json.loads(self.path.read_text())
             fits = content["format"] == _FORMAT and content["fingerprint"] == self.fingerprint
             seconds = _read_seconds(content["seconds"]) if fits else {}
+            unsteady = {(kv, b, t): process for kv, b, t, process in content.get("unsteady", [])} if fits else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             logger.warning("cost table %s cannot be read or is damaged (%s): measuring anew", self.path, error)
             return
         if not fits:
             logger.warning("cost table %s was measured on another machine, model or version: measuring anew", self.path)
-        self.seconds = seconds
+        self.seconds, self.unsteady = seconds, unsteady
 
     def _row(self, requests: int, kv_length: int) -> tuple[int, dict[int, float]]:
         """Returns the nearest measured B and its seconds, at the nearest measured K/V length."""
@@ -171,6 +191,34 @@ class CostTable:
                 values = [f"{cell} {row[t] * 1e3:.2f} ms" for cell, t in zip(cells, sorted(row), strict=True)]
                 lines.append(f"  B = {requests:<3} " + "   ".join(values))
         return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Returns within what share of their median the middle half of the values lies."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+def _steadiest(totals: Sequence[int], step: Callable[[int], None]) -> dict[int, list[float]]:
+    """Returns the seconds of each T's repeats; where they vary much, those of the steadiest of a few tries."""
+    best = _timed(totals, step)
+    for _ in range(_RETRIES):
+        unsteady = [total for total in totals if spread(best[total]) > STEADY]
+        again = _timed(unsteady, step)
+        best |= {total: min(best[total], again[total], key=spread) for total in unsteady}
+    return best
+
+
+def _timed(totals: Sequence[int], step: Callable[[int], None]) -> dict[int, list[float]]:
+    """Returns the seconds of each T's repeats, interleaved, so that a slow moment of the machine hits all alike."""
+    times: dict[int, list[float]] = {total: [] for total in totals}
+    for repeat in range(WARM_UP + REPEATS):
+        for total in totals:
+            start = time.perf_counter()
+            step(total)
+            if repeat >= WARM_UP:
+                times[total].append(time.perf_counter() - start)
+    return times
 
 
 def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fingerprint: dict[str, Any]) -> CostTable:

@@ -9,8 +9,7 @@ where rows are padded and where prompts lie in `attention.py`, and the reach of 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,20 +17,22 @@ from torch import Tensor
 from hf_dcut.acceptance import accept
 from hf_dcut.budget import NonFiniteScores, cut
 from hf_dcut.cache import SlotCache
+from hf_dcut.calibration import Calibration
 from hf_dcut.choosing import choose
 from hf_dcut.commit import commit
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
-from hf_dcut.drawing import draw_drafts
+from hf_dcut.drafting import Drafting
 from hf_dcut.graphs import ExactShapes
-from hf_dcut.packing import Chunk, join, pack
-from hf_dcut.requests import Request, Roster, batch_of
+from hf_dcut.packing import Chunk, join, pack, pack_plain
+from hf_dcut.requests import Request, batch_of
+from hf_dcut.scheduling import Roster, chunks_of, common_cells, source_of
 from hf_dcut.scores import score
 from hf_dcut.skipping import SkipRule
 from hf_dcut.stats import Stats, StepRecord, Stopwatch
 from hf_dcut.target import Target
-from hf_dcut.types import Batch, Committed, Cut, Drafts, Packed
+from hf_dcut.types import Batch, Committed, Cut, Drafts, Packed, Verified
 
 logger = logging.getLogger(__name__)
 
@@ -68,56 +69,123 @@ class Engine:
         shapes: ExactShapes | None = None,
         agree: Callable[[Tensor], Tensor] = same,
     ):
-        self.target, self.cache, self.drafter, self.depth = target, cache, drafter, depth
+        self.target, self.cache, self.depth = target, cache, depth
         self.config, self.costs, self.stats = config, costs, stats
         self.shapes, self.agree = shapes or ExactShapes(), agree
+        self.drafting = Drafting(drafter, depth, config, target.vocabulary, agree)
         self.roster = Roster(cache.slots)
-        self.skip = SkipRule(costs) if costs else None
-        self._warned = False
+        self.reading = config.max_prefill_tokens
+        self.skip, self.calibration = SkipRule(costs) if costs else None, Calibration()
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yields the requests as they finish."""
+        for request in requests:
+            self.roster.add(request)
+        while self.busy:
+            yield from self.step()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody is live or waits."""
+        return bool(self.roster.live or self.roster.waiting)
 
     @torch.no_grad()
-    def run(self, requests: Sequence[Request]) -> Iterator[Request]:
-        """Yields the requests as they finish."""
-        self.roster.waiting.extend(requests)
-        begin = time.perf_counter()
-        while self.roster.live or self.roster.waiting:
-            yield from self.step()
-            self.stats.seconds = time.perf_counter() - begin
-
     def step(self) -> list[Request]:
         """Returns the requests that one step of everything live finished."""
         watch = Stopwatch()
         self.roster.admit()
+        self._share()
         decoding, reading = self.roster.decoding, self.roster.reading
-        chunks = self._chunks(reading)
-        ratios = self._ratios(decoding)
-        packed, chosen, committed = self.advance(decoding, reading[: len(chunks)], chunks, ratios, watch)
-        live = decoding + reading[: len(chunks)]
-        finished = [live[index] for index in committed.finished]
+        chunks = chunks_of(reading, self.reading)
+        live = [*decoding, *reading[: len(chunks)]]
+        try:
+            row = self._verify(decoding, chunks, self._ratios(decoding), watch)
+        except torch.OutOfMemoryError as error:
+            return self._shrink(error)
+        committed = self._settle(row, live, watch)
+        self.stats.occupy(self.cache.slots, self.cache.length, [request.length for request in live])
+        self._share()
+        self._release([request for request in live if request.finish_reason])
+        self._account(decoding, chunks, row, committed, watch)
         _tell(live, committed.added)
-        self._retire()
-        self._account(decoding, chunks, len(packed), chosen, committed, watch)
-        return finished
+        return [live[index] for index in committed.finished]
 
-    def advance(
-        self,
-        decoding: Sequence[Request],
-        reading: Sequence[Request],
-        chunks: Sequence[Chunk],
-        ratios: Sequence[float] | None,
-        watch: Stopwatch,
-    ) -> tuple[Packed, Cut | None, Committed]:
-        """Returns the packed row, the cut (None in plain steps) and what was committed, after all stages ran once.
+    @torch.no_grad()
+    def advance(self, decoding: Sequence[Request], ratios: Sequence[float] | None) -> None:
+        """Takes requests in slots 0 .. B-1 through one step, for measuring; a plain one without `ratios`."""
+        watch = Stopwatch()
+        self._settle(self._verify(decoding, [], ratios, watch), decoding, watch)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request that waits or is live; its slot is free at once. Not while a step runs."""
+        request.finish_reason = "cancelled"
+        self._release([request])
+
+    def evict(self, request: Request) -> None:
+        """Takes the slot of a live request, which waits again and then goes on as if nothing had happened.
+
+        What was stored is computed anew, and each draw is keyed by its position, so its tokens stay the same.
+        """
+        self._release([request])
+        request.lose_slot()
+        self.roster.add(request)
+        self.stats.evictions += 1
+
+    def _shrink(self, error: torch.OutOfMemoryError) -> list[Request]:
+        """Halves what a step may hold, after one did not fit into memory; returns a request for which nothing helps."""
+        roster = self.roster
+        if len(roster.live) == 1 and self.reading == 1:
+            (request,) = roster.live
+            if not request.isolated:
+                raise error
+            request.finish_reason, request.error = "error", error
+            self._release([request])
+            return [request]
+        roster.slots, self.reading = max(1, len(roster.live) // 2), max(1, self.reading // 2)
+        for request in roster.live[roster.slots :]:
+            self.evict(request)
+        logger.warning(
+            "out of memory: going on with %d requests at once and %d prompt tokens a step; nothing is lost. Lower "
+            "max_batch_size or max_prefill_tokens to begin with",
+            *(roster.slots, self.reading),
+        )
+        if self.target.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return []
+
+    def _share(self) -> None:
+        """Lets requests that begin on a prompt which another has read copy it."""
+        for request in self.roster.reading:
+            source = None if request.read else source_of(request, self.roster.live)
+            if source is not None:
+                request.read = common_cells(request)
+                self.stats.shared_tokens += request.read
+                for holder in (self.cache, self.drafting):
+                    holder.copy(source.slot, request.slot, request.read)
+
+    def _release(self, leaving: Sequence[Request]) -> None:
+        """Lets requests go, and closes the gaps they leave in the slots."""
+        before = len(self.roster.live)
+        moves = self.roster.release(leaving)
+        for holder in (self.cache, self.drafting):
+            for source, destination in moves:
+                holder.move(source, destination)
+            for slot in range(len(self.roster.live), before):
+                holder.free(slot)
+
+    def _verify(
+        self, decoding: Sequence[Request], chunks: Sequence[Chunk], ratios: Sequence[float] | None, watch: Stopwatch
+    ) -> Verified:
+        """Returns what the target says of the step's row. Changes no request, so that it can be done again.
 
         Args:
             decoding: requests in slots 0 .. B-1.
-            reading: requests that read a piece of their prompt, in the slots after those.
-            chunks: these pieces.
+            chunks: pieces of prompts that are read, in the slots after those.
             ratios: budgets to choose from; None for a plain step.
             watch: takes the seconds of each stage.
         """
         batch = batch_of(decoding, self.target.device)
-        drafts = self._propose(batch, decoding) if ratios else None
+        drafts = self.drafting.propose(batch, decoding) if ratios else None
         watch.lap("draft")
         reach = min(self.cache.length, max((r.length for r in decoding), default=0) + self.depth + 1)
         packed, chosen = self._select(drafts, batch, ratios or (), reach)
@@ -125,40 +193,18 @@ class Engine:
         watch.lap("select")
         logits, taps = self.target.forward(packed, self.cache)
         watch.lap("verify")
-        requests = [*decoding, *reading]
-        choice = choose(logits, packed, requests, drafts.proposal if drafts is not None else None)
-        verdict = accept(self.agree(choice.token), packed)
+        return Verified(packed, chosen, drafts.proposal if drafts is not None else None, logits, taps)
+
+    def _settle(self, row: Verified, requests: Sequence[Request], watch: Stopwatch) -> Committed:
+        """Returns what became part of the requests of the row, in its order."""
+        choice = choose(row.logits, row.packed, requests, row.proposal)
+        verdict = accept(self.agree(choice.token), row.packed)
         watch.lap("accept")
-        committed = commit(verdict, packed, choice, logits, taps, requests, self.cache)
+        committed = commit(verdict, row.packed, choice, row.logits, row.taps, requests, self.cache)
         watch.lap("commit")
-        if self.drafter is not None:
-            self.drafter.observe(committed)
+        self.drafting.observe(committed)
         watch.lap("observe")
-        return packed, chosen, committed
-
-    def _retire(self) -> None:
-        """Gives the slots of finished requests free and closes the gaps they leave."""
-        before = len(self.roster.live)
-        holders: list[SlotCache | BoundDrafter] = [self.cache]
-        if self.drafter is not None:
-            holders.append(self.drafter)
-        moves = self.roster.retire()
-        for holder in holders:
-            for source, destination in moves:
-                holder.move(source, destination)
-            for slot in range(len(self.roster.live), before):
-                holder.free(slot)
-
-    def _propose(self, batch: Batch, decoding: Sequence[Request]) -> Drafts:
-        """Returns the first D drafts of the drafter's block: its likeliest tokens, or drawn ones if so configured."""
-        assert self.drafter is not None
-        if self.config.proposals == "sampled" and all(request.samples for request in decoding):
-            logits, ids = self.drafter.propose_logits(batch)
-            drafts = draw_drafts(logits, ids, batch, decoding, self.target.vocabulary)
-        else:
-            drafts = self.drafter.propose(batch)
-        token, parent, confidence = (x[:, : self.depth] for x in (drafts.token, drafts.parent, drafts.confidence))
-        return Drafts(token, parent, drafts.count.clamp_max(self.depth), self.agree(confidence), drafts.proposal)
+        return committed
 
     def _select(
         self, drafts: Drafts | None, batch: Batch, ratios: Sequence[float], reach: int
@@ -166,45 +212,30 @@ class Engine:
         """Returns the packed row and the cut. Drafts that cannot be ranked are dropped: the step is plain."""
         if drafts is not None:
             try:
-                return select(drafts, batch, ratios, self.costs, self.shapes, reach)
+                return select(drafts, batch, ratios, self.costs, self.shapes, reach, self.calibration.belief)
             except NonFiniteScores:
-                self._warn_once(
-                    "the drafter gave non-finite confidences: such steps decode plainly, the output stays the target's"
-                )
+                self.drafting.unranked()
         return pack_plain(batch, reach), None
 
     def _ratios(self, decoding: Sequence[Request]) -> Sequence[float] | None:
         """Returns the budgets the next step chooses from; None when it does not draft."""
-        if self.drafter is None or all(request.room <= 0 for request in decoding):
+        if self.drafting.drafter is None or all(request.room <= 0 for request in decoding):
             return None
         if self.config.budget != "auto":
             return (float(self.config.budget),)
         assert self.skip is not None
         return self.config.ratios if self.skip.drafts_next() else None
 
-    def _chunks(self, reading: Sequence[Request]) -> list[Chunk]:
-        """Returns the pieces of prompts that fit into the step, in slot order."""
-        chunks, left = [], self.config.max_prefill_tokens
-        for request in reading:
-            piece = request.prompt[request.read : request.read + left]
-            if not piece:
-                break
-            last = request.read + len(piece) == len(request.prompt)
-            chunks.append(Chunk(torch.tensor(piece), request.slot, request.read, request.rope, last))
-            left -= len(piece)
-        return chunks
-
     def _account(
         self,
         decoding: Sequence[Request],
         chunks: Sequence[Chunk],
-        total: int,
-        chosen: Cut | None,
+        row: Verified,
         committed: Committed,
         watch: Stopwatch,
     ) -> None:
         """Counts the step, and lets it correct the costs and the skipping of drafts."""
-        rows, seconds = len(decoding), watch.stop()
+        rows, seconds, chosen, total = len(decoding), watch.stop(), row.cut, len(row.packed)
         record = StepRecord(
             requests=[request.id for request in decoding],
             drafted=list(chosen.offered) if chosen else [0] * rows,
@@ -216,6 +247,7 @@ class Engine:
             seconds=seconds,
         )
         self.stats.add(record, self.depth)
+        self.stats.took(seconds["total"])
         self.stats.new_tokens += sum(committed.added)
         self.stats.prompt_tokens += sum(len(chunk.token) for chunk in chunks)
         if self.costs is None or chunks or not rows:
@@ -225,11 +257,7 @@ class Engine:
             self.costs.observe(rows, total if chosen else 0, seconds["total"], kv_length)
         if chosen and self.skip:
             self.skip.observe(rows, total, sum(committed.added), kv_length)
-
-    def _warn_once(self, message: str) -> None:
-        if not self._warned:
-            logger.warning(message)
-        self._warned = True
+            self.calibration.observe(chosen.promised, sum(committed.accepted))
 
 
 def _tell(requests: Sequence[Request], added: Sequence[int]) -> None:
@@ -240,7 +268,13 @@ def _tell(requests: Sequence[Request], added: Sequence[int]) -> None:
 
 
 def select(
-    drafts: Drafts, batch: Batch, ratios: Sequence[float], costs: CostTable | None, shapes: ExactShapes, reach: int
+    drafts: Drafts,
+    batch: Batch,
+    ratios: Sequence[float],
+    costs: CostTable | None,
+    shapes: ExactShapes,
+    reach: int,
+    belief: float = 1.0,
 ) -> tuple[Packed, Cut]:
     """Returns the packed row of the best cut, and the cut.
 
@@ -251,17 +285,11 @@ def select(
         costs: seconds of steps; needed to choose between several ratios.
         shapes: sizes a step may have.
         reach: cells that any request can use after the step.
+        belief: how far the drafts' confidences held so far.
 
     Raises:
         NonFiniteScores: the drafts cannot be ranked.
     """
-    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None)
+    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
     assert shapes.round(len(batch), chosen.total) == (len(batch), chosen.total)
     return pack(drafts, chosen, batch, reach), chosen
-
-
-def pack_plain(batch: Batch, reach: int) -> Packed:
-    """Returns the packed row of a step without drafts: the anchors."""
-    rows, device = len(batch), batch.slot.device
-    none = Drafts.chain(batch.slot.new_zeros(rows, 0), torch.zeros(rows, 0, device=device))
-    return pack(none, Cut(none.token.bool(), rows, 0.0, (0,) * rows), batch, reach)

@@ -22,7 +22,8 @@ from hf_dcut.decoding import Decoding
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.options import check_option, check_parameters
 from hf_dcut.padded import DCutOutput
-from hf_dcut.processors import Given
+from hf_dcut.preparing import Preparing
+from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
 
 _upstream = GenerationMixin.generate
@@ -54,14 +55,30 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
     Raises:
         ValueError, TypeError: something that dcut does not do, named.
     """
-    named = inspect.signature(_upstream).bind(model, *args, **kwargs).arguments
-    del named["self"]
-    streamer = named.pop("streamer", None)
+    named = _named(model, args, kwargs)
+    assistant, streamer = named.pop("assistant_model", None), named.pop("streamer", None)
     try:
-        return _upstream(model, **_redirect(model, named, dcut, streamer))
+        config = DCutConfig.of(dcut)
+        arguments, seeds, logprobs = _redirect(model, named)
+        method = Decoding(config, assistant, seeds, logprobs, streamer)
+        return _upstream(model, **{**arguments, "custom_generate": method})
     finally:
         if streamer is not None:
             streamer.end()
+
+
+def prepare(model: PreTrainedModel, *args: Any, **kwargs: Any) -> list[Request]:
+    """Returns the requests that `model.generate` would run under dcut, one a row; nothing is generated yet.
+
+    Args:
+        model: the target.
+        args, kwargs: as for `model.generate`, without drafter and streamer.
+
+    Raises:
+        ValueError, TypeError: something that dcut does not do, named.
+    """
+    arguments, seeds, logprobs = _redirect(model, _named(model, args, kwargs))
+    return _upstream(model, **{**arguments, "custom_generate": Preparing(seeds, logprobs)})
 
 
 @functools.wraps(_upstream)
@@ -81,23 +98,27 @@ def _generate(self: PreTrainedModel, *args: Any, dcut: Any = None, **kwargs: Any
     return generate(self, *args, dcut=dcut, **kwargs)
 
 
-def _redirect(model: PreTrainedModel, named: dict[str, Any], dcut: Any, streamer: Any) -> dict[str, Any]:
-    """Returns the arguments that make the original `generate` call our decoding method.
+def _named(model: PreTrainedModel, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments of a call to `generate` by name."""
+    named = inspect.signature(_upstream).bind(model, *args, **kwargs).arguments
+    del named["self"]
+    return named
+
+
+def _redirect(model: PreTrainedModel, named: dict[str, Any]) -> tuple[dict[str, Any], Seeds, object]:
+    """Returns the arguments for the original `generate`, and what it would drop on the way to a decoding method.
 
     Args:
         model: the target.
         named: the arguments of the call by name.
-        dcut: as for `generate`.
-        streamer: the user's.
     """
     options = named.pop("kwargs", {})
     check_parameters({**named, **options})
-    config, assistant = DCutConfig.of(dcut), named.pop("assistant_model", None)
     seeds = Seeds(options.pop("seed", None), options.pop("generator", None))
-    given = Given(named.get("logits_processor"), named.get("prefix_allowed_tokens_fn"))
+    logprobs = options.pop("output_logprobs", None)
     _take_stop_strings(model, named, options)
     _check_early(model, named, options)
-    return {**named, **options, "custom_generate": Decoding(config, assistant, seeds, given, streamer)}
+    return {**named, **options}, seeds, logprobs
 
 
 def _check_early(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:

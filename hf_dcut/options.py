@@ -90,13 +90,18 @@ PARAMETERS: dict[str, Option] = {
         EQUAL, instead="a copy for each request, called with one row; `PerRequest` makes those that must know the row"
     ),
     "stopping_criteria": Option(
-        EQUAL, instead="asked for one request after the other; a row that is stopped gets pad tokens, also without EOS"
+        EQUAL,
+        instead="a copy for each request, asked once about each token of its row, or made by `PerRequest`; a row that "
+        "is stopped gets pad tokens, also without EOS",
     ),
     "prefix_allowed_tokens_fn": Option(EQUAL),
     "streamer": Option(OWN, instead="a `BatchStreamer`, or for one request any of Transformers'"),
     "assistant_model": Option(OWN, instead="an hf_dcut drafter, such as `AutoDrafter.from_pretrained(...)` gives"),
     "dcut": Option(OWN, instead="True, a budget, a dict or a `DCutConfig`; False or None generates plainly"),
     "seed": Option(OWN, instead="of sampling: one integer, or one a request, on which alone its tokens depend"),
+    "output_logprobs": Option(
+        OWN, instead="`logprobs` of the output: of each new token under the processed scores it was chosen by"
+    ),
     "generator": Option(OWN, instead="draws the seeds that are not given; without it torch's global state does"),
     "tokenizer": Option(EQUAL, instead="needed by stop_strings"),
     "attention_mask": Option(EQUAL, instead="left padding"),

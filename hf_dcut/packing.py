@@ -69,6 +69,13 @@ def pack(drafts: Drafts, cut: Cut, batch: Batch, reach: int) -> Packed:
     )
 
 
+def pack_plain(batch: Batch, reach: int) -> Packed:
+    """Returns the packed row of a step without drafts: the anchors."""
+    rows, device = len(batch), batch.slot.device
+    none = Drafts.chain(batch.slot.new_zeros(rows, 0), torch.zeros(rows, 0, device=device))
+    return pack(none, Cut(none.token.bool(), rows, 0.0, (0,) * rows), batch, reach)
+
+
 def join(packed: Packed, chunks: Sequence[Chunk]) -> Packed:
     """Returns the row with pieces of prompts behind it; the row itself when there are none."""
     if not chunks:

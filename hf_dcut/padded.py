@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -20,9 +22,17 @@ class DCutOutput(GenerateDecoderOnlyOutput):
 
     Attributes:
         sequences: int64 [B, P + longest], left-padded prompts and new tokens, padded behind.
+        scores, logits: a float32 [B, V] a generated token, if asked for by `output_scores`, `output_logits`.
+        logprobs: float32 [B, longest], log-probability of each new token under the processed scores that it was chosen
+            by, 0 behind the end of a row, so that a row's sum is the text's; if asked for by `output_logprobs`. Equals
+            `compute_transition_scores(sequences, scores, normalize_logits=True)`, without keeping all scores.
+        finish_reasons: of each row: "eos", "length", or "stop" for a stop string or another criterion.
         stats: what the steps did.
+        attentions, hidden_states, cache: always None.
     """
 
+    logprobs: Tensor | None = None
+    finish_reasons: list[str | None] | None = None
     stats: Stats | None = None
 
 
@@ -70,6 +80,20 @@ def pad_of(config: GenerationConfig) -> int:
     return 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
+def wants_logprobs(config: GenerationConfig, asked: object) -> bool:
+    """Returns whether log-probabilities are to be kept: what the call says, else the config.
+
+    Raises:
+        TypeError, ValueError: neither True nor False; or they are, but a plain tensor is returned.
+    """
+    wanted = getattr(config, "output_logprobs", None) if asked is None else asked
+    if not isinstance(wanted, (bool, NoneType)):
+        raise TypeError(f"output_logprobs={wanted!r}: give True or False")
+    if wanted and not config.return_dict_in_generate:
+        raise ValueError("output_logprobs=True needs an output to hold them: pass return_dict_in_generate=True too")
+    return bool(wanted)
+
+
 def output_of(
     input_ids: Tensor, requests: list[Request], config: GenerationConfig, stats: Stats
 ) -> DCutOutput | Tensor:
@@ -80,10 +104,13 @@ def output_of(
     if not config.return_dict_in_generate:
         return sequences
     stats.finish_reasons = [request.finish_reason for request in requests]
+    logprobs = [torch.tensor(request.logprobs) for request in requests if request.keeps_logprobs]
     return DCutOutput(
         sequences=sequences,
         scores=_columns([request.scores for request in requests], longest, pad) if config.output_scores else None,
         logits=_columns([request.logits for request in requests], longest, pad) if config.output_logits else None,
+        logprobs=pad_sequence(logprobs, batch_first=True).to(input_ids.device) if logprobs else None,
+        finish_reasons=stats.finish_reasons,
         stats=stats,
     )
 
@@ -91,5 +118,5 @@ def output_of(
 def _columns(kept: list[list[Tensor]], longest: int, pad: int) -> tuple[Tensor, ...]:
     """Returns one float32 [B, V] a generated column, as `generate` does; ended rows are certain of the pad token."""
     certain = torch.full_like(kept[0][0], -torch.inf)
-    certain[pad] = 0.0
-    return tuple(torch.stack([row[k] if k < len(row) else certain for row in kept]) for k in range(longest))
+    certain[:, pad] = 0.0
+    return tuple(torch.cat([row[k] if k < len(row) else certain for row in kept]) for k in range(longest))

@@ -1,41 +1,46 @@
-"""Each request's own processors and criteria, made from what the user gave `generate` for all of them.
+"""Each request's own processors and criteria, made from the lists that Transformers prepared for the whole batch.
 
-Transformers makes one list for a batch. That list can be shared while its members look at scores alone. Others hold
-the padding of all rows, count requests by row, or keep a state, so each request gets a list made for its row alone.
+What keeps no state is shared by all requests. What may keep one, or counts requests by row, is made for each request
+alone, which calls it with one row, its own: from a factory (`PerRequest`), or as a copy.
 """
 
 from __future__ import annotations
 
 import copy
-import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
-    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, PrefixConstrainedLogitsProcessor
+from transformers.generation import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    PrefixConstrainedLogitsProcessor,
+    StopStringCriteria,
+)
 
-from hf_dcut.choosing import reads_scores_alone
+from hf_dcut.tiers import for_batch, is_known, of_rows
 
-AllowedTokens = Callable[[int, Tensor], list[int]]
+# Criteria of Transformers that keep no state.
+_STATELESS = {MaxTimeCriteria, StopStringCriteria}
 
 
 class PerRequest(LogitsProcessor):
-    """A processor with a state, one instance a request: a grammar, say. Works with plain `generate` too.
+    """A processor or stopping criterion with a state, one instance a request: a grammar, say. For plain `generate` too.
 
     Args:
-        factory: called with a request's row in the batch, returns its processor. That one is called once for every
-            committed token, in order, with ids int64 [1, n] and scores float32 [1, V].
+        factory: called with a request's row in the batch, returns what that request is to have. That one is called once
+            for every committed token, in order: a processor with ids int64 [1, n] and scores float32 [1, V] before the
+            token is chosen, a criterion behind it, with ids that end in it and the recorded scores.
     """
 
     def __init__(self, factory: Callable[[int], Any]):
@@ -43,119 +48,105 @@ class PerRequest(LogitsProcessor):
         self._rows: dict[int, Any] = {}
 
     def of(self, row: int) -> Any:
-        """Returns a new processor for a row."""
+        """Returns a new processor or criterion for a row."""
         return self.factory(row)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns processed scores float32 [B, V]: plain `generate`'s way, all rows at once, each by its own processor.
+    def __call__(self, input_ids: Tensor, scores: Any) -> Tensor:
+        """Returns processed scores float32 [B, V], or which rows end, bool [B]: for all rows, as plain `generate` asks.
 
-        Use a fresh `PerRequest` for every plain `generate`, since the rows' processors stay in it.
+        Use a fresh `PerRequest` for every plain `generate`, since what the rows have stays in it.
+
+        Args:
+            input_ids: int64 [B, n].
+            scores: float32 [B, V] of a processor; of a criterion those recorded, one such tensor a token, or None.
         """
-        self._rows |= {row: self.of(row) for row in range(len(scores)) if row not in self._rows}
-        rows = zip(input_ids.split(1), scores.split(1), strict=True)
-        return torch.cat([self._rows[row](*own) for row, own in enumerate(rows)])
+        rows = range(len(input_ids))
+        self._rows |= {row: self.of(row) for row in rows if row not in self._rows}
+        ids = input_ids.split(1)
+        if isinstance(scores, Tensor):
+            return torch.cat([self._rows[row](ids[row], scores[row : row + 1]) for row in rows])
+        recorded = [None if scores is None else tuple(each[row : row + 1] for each in scores) for row in rows]
+        met = [torch.as_tensor(self._rows[row](ids[row], recorded[row])).any() for row in rows]
+        return torch.stack(met).to(input_ids.device)
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the user gave for the choice of tokens, besides the generation config.
-
-    Attributes:
-        processors: the user's own `logits_processor`.
-        allowed: the user's `prefix_allowed_tokens_fn`.
-    """
-
-    processors: LogitsProcessorList | None = None
-    allowed: AllowedTokens | None = None
-
-
-def processors_of(
-    model: PreTrainedModel,
-    config: GenerationConfig,
-    prepared: LogitsProcessorList,
-    given: Given,
-    input_ids: Tensor,
-    mask: Tensor | None,
-) -> list[LogitsProcessorList]:
-    """Returns the processors of each of the B requests; the same list for all where that is the same thing.
+def processors_of(prepared: LogitsProcessorList, rows: int) -> tuple[LogitsProcessorList, list[LogitsProcessorList]]:
+    """Returns what all B requests share, called for all rows at once, and what comes after it for each, to be walked.
 
     Args:
-        model: whose `generate` was called.
-        config: final.
         prepared: what Transformers made for the whole batch.
-        given: what it was made from.
-        input_ids: int64 [B, P], left-padded.
-        mask: int64 [B, P], or None without padding.
-    """
-    if reads_scores_alone(prepared):
-        return [prepared] * len(input_ids)
-    # Upstream asks for allowed tokens by groups of rows that share a prompt; a row alone is a group of one.
-    alone, answers = copy.copy(config), config.num_return_sequences or 1
-    alone.num_return_sequences = 1
-    return [_for_row(model, alone, given, row, answers, input_ids, mask) for row in range(len(input_ids))]
-
-
-def criteria_of(prepared: StoppingCriteriaList) -> tuple[StoppingCriteriaList, frozenset[int], int]:
-    """Returns what is asked after each token, the end tokens, and the longest width, int, prompts and padding too."""
-    asked = StoppingCriteriaList(c for c in prepared if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria)))
-    ends = [c.eos_token_id.flatten().tolist() for c in prepared if isinstance(c, EosTokenCriteria)]
-    widths = [c.max_length for c in prepared if isinstance(c, MaxLengthCriteria)]
-    return asked, frozenset(token for ids in ends for token in ids), min(widths)
-
-
-def _for_row(
-    model: PreTrainedModel,
-    config: GenerationConfig,
-    given: Given,
-    row: int,
-    answers: int,
-    input_ids: Tensor,
-    mask: Tensor | None,
-) -> LogitsProcessorList:
-    """Returns the list that Transformers would make for one row alone, the prompt keeping its number.
-
-    Args:
-        model, config, given, input_ids, mask: as in `processors_of`, the config for one answer a prompt.
-        row: which one.
-        answers: rows of each prompt.
-    """
-    rows, ids = len(input_ids), input_ids[row : row + 1]
-    return model._get_logits_processor(
-        generation_config=config,
-        input_ids_seq_length=input_ids.shape[1],
-        encoder_input_ids=ids,
-        prefix_allowed_tokens_fn=None if given.allowed is None else partial(_numbered, given.allowed, row // answers),
-        logits_processor=LogitsProcessorList(_own(processor, row, rows) for processor in given.processors or ()),
-        device=input_ids.device,
-        model_kwargs={} if mask is None else {"attention_mask": mask[row : row + 1]},
-    )
-
-
-def _own(processor: Any, row: int, rows: int) -> Any:
-    """Returns a user's processor for one row: from its factory, or a copy, so that a state is not shared by requests.
-
-    Models and tokenizers that it holds are shared.
+        rows: B.
 
     Raises:
-        ValueError, TypeError: several rows, and a processor that needs to know which, or that cannot be copied.
+        ValueError, TypeError: a processor holds too many or too few prompts, or cannot be copied.
     """
-    if isinstance(processor, PerRequest):
-        return processor.of(row)
-    if rows == 1:
-        return processor
-    if isinstance(processor, PrefixConstrainedLogitsProcessor):
-        raise ValueError("PrefixConstrainedLogitsProcessor asks by row: pass prefix_allowed_tokens_fn=... instead")
-    held = getattr(processor, "__dict__", {}).values()
+    shared = list(takewhile(is_known, prepared))
+    walked = [[_own(p, row, rows, "logits_processor") for p in prepared[len(shared) :]] for row in range(rows)]
+    return LogitsProcessorList(for_batch(p, rows) for p in shared), [LogitsProcessorList(own) for own in walked]
+
+
+def criteria_of(prepared: StoppingCriteriaList, rows: int) -> tuple[list[StoppingCriteriaList], frozenset[int], int]:
+    """Returns what each of B requests asks after a token, the end tokens, and the longest width, prompts and pads too.
+
+    Args:
+        prepared: what Transformers made for the whole batch.
+        rows: B.
+
+    Raises:
+        TypeError: a criterion cannot be copied.
+    """
+    asked = [c for c in prepared if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]
+    ends = [c.eos_token_id.flatten().tolist() for c in prepared if isinstance(c, EosTokenCriteria)]
+    widths = [c.max_length for c in prepared if isinstance(c, MaxLengthCriteria)]
+    own = [StoppingCriteriaList(_own(c, row, rows, "stopping_criteria") for c in asked) for row in range(rows)]
+    return own, frozenset(token for ids in ends for token in ids), min(widths)
+
+
+def own_copies(given: Iterable[Any], row: int, argument: str, alone: bool = False) -> list[Any]:
+    """Returns processors or criteria for one request, as they are where it is the only one that has them.
+
+    Raises:
+        TypeError: one cannot be copied.
+    """
+    return [g if alone and not isinstance(g, PerRequest) else _own_copy(g, row, argument) for g in given]
+
+
+def _own(given: Any, row: int, rows: int, argument: str) -> Any:
+    """Returns a processor or criterion of a batch of B rows for one of them."""
+    if is_known(given):
+        return of_rows(for_batch(given, rows), [row])
+    if isinstance(given, PrefixConstrainedLogitsProcessor):
+        return _of_prompt(given, row)
+    return own_copies([given], row, argument, alone=rows == 1)[0]
+
+
+def _own_copy(given: Any, row: int, argument: str) -> Any:
+    """Returns a processor or criterion for one request: the same if it keeps no state, from its factory, or a copy.
+
+    Models and tokenizers that it holds are shared.
+    """
+    if isinstance(given, PerRequest):
+        return given.of(row)
+    if is_known(given) or type(given) in _STATELESS:
+        return given
+    held = getattr(given, "__dict__", {}).values()
     shared = {id(thing): thing for thing in held if isinstance(thing, (nn.Module, PreTrainedTokenizerBase))}
     try:
-        return copy.deepcopy(processor, shared)
-    except (TypeError, RuntimeError, NotImplementedError, pickle.PicklingError) as error:
+        return copy.deepcopy(given, shared)
+    except (TypeError, RuntimeError) as error:
+        # What Python, and what torch and C++ extensions raise for an object without a way to copy it.
         raise TypeError(
-            f"logits_processor {type(processor).__name__} cannot be copied for each request ({error}): pass "
+            f"{argument} {type(given).__name__} cannot be copied for each request ({error}): pass "
             f"hf_dcut.PerRequest(lambda row: ...), which makes a new one"
         ) from error
 
 
-def _numbered(allowed: AllowedTokens, prompt: int, _: int, ids: Tensor) -> list[int]:
-    """Returns the tokens allowed next, asked with the prompt's number in the batch instead of in the list's own, 0."""
+def _of_prompt(constrained: PrefixConstrainedLogitsProcessor, row: int) -> PrefixConstrainedLogitsProcessor:
+    """Returns the processor for one row: it asks with the number of the row's prompt, instead of always with 0."""
+    allowed, own = constrained._prefix_allowed_tokens_fn, copy.copy(constrained)
+    own._prefix_allowed_tokens_fn, own._num_beams = partial(_asked_by, allowed, row // constrained._num_beams), 1
+    return own
+
+
+def _asked_by(allowed: Callable[[int, Tensor], list[int]], prompt: int, _: int, ids: Tensor) -> list[int]:
     return allowed(prompt, ids)

@@ -16,7 +16,7 @@ from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.engine import Engine
 from hf_dcut.requests import Request
-from hf_dcut.stats import Stats, Stopwatch
+from hf_dcut.stats import Stats
 from hf_dcut.target import Target
 from hf_dcut.types import Batch, Committed, Drafts
 
@@ -55,6 +55,7 @@ def measure_costs(
     """
     depth = costs.draft_tokens
     engine = Engine(target, cache, _WholeBlocks(drafter), depth, config, None, Stats())
+    engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:
         return sorted({requests, *(positions(ratio, requests, depth) for ratio in config.ratios)})
@@ -62,7 +63,7 @@ def measure_costs(
     def step(requests: int, total: int) -> None:
         fake = [_fake_request(slot, kv_length, depth) for slot in range(requests)]
         ratios = (total / (requests * (depth + 1)),) if total else None
-        engine.advance(fake, [], [], ratios, Stopwatch())
+        engine.advance(fake, ratios)
 
     missing = costs.missing(batch_sizes, totals, kv_length)
     if not missing:
@@ -90,6 +91,9 @@ class _WholeBlocks(BoundDrafter):
 
     def move(self, source: int, destination: int) -> None:
         self.drafter.move(source, destination)
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        self.drafter.copy(source, destination, length)
 
     def free(self, slot: int) -> None:
         self.drafter.free(slot)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,8 @@ class Stats:
 
     Attributes:
         new_tokens: generated tokens, the one after the prompt included.
-        prompt_tokens: prompt tokens read.
+        prompt_tokens, shared_tokens: prompt tokens read, and those copied from a request with the same prompt.
+        evictions: how often a request lost its slot and was resumed.
         steps, drafted_steps, plain_steps: decoding steps, and of what kind. Steps that only read prompts are in none.
         rows: verify rows: requests summed over drafted steps.
         drafted, kept, accepted_tokens: drafts offered, verified and committed.
@@ -52,7 +54,9 @@ class Stats:
         offered_positions, verified_positions: B (D+1) and T summed over drafted steps.
         budgets: how often each ratio was chosen.
         stage_seconds: seconds of each stage. On a GPU a stage that waits for the device is charged for what it waits.
-        seconds: of the whole call, measuring costs excluded.
+        seconds, longest_step: of all steps and of the longest, measuring costs excluded.
+        slots, live: slots there were, and slots that were taken, summed over all steps.
+        cells, used_cells: cells of all slots, and those that held K/V, summed over all steps.
         profile_seconds: spent measuring the cost table.
         records: a `StepRecord` a step if kept, else None.
         finish_reasons: of each request, in order of its id.
@@ -60,6 +64,8 @@ class Stats:
 
     new_tokens: int = 0
     prompt_tokens: int = 0
+    shared_tokens: int = 0
+    evictions: int = 0
     steps: int = 0
     drafted_steps: int = 0
     plain_steps: int = 0
@@ -74,6 +80,11 @@ class Stats:
     budgets: Counter[float] = field(default_factory=Counter)
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     seconds: float = 0.0
+    longest_step: float = 0.0
+    slots: int = 0
+    live: int = 0
+    cells: int = 0
+    used_cells: int = 0
     profile_seconds: float = 0.0
     records: list[StepRecord] | None = None
     finish_reasons: list[str | None] = field(default_factory=list)
@@ -92,6 +103,16 @@ class Stats:
     def drafted_share(self) -> float:
         """Decoding steps that drafted, of all; 0 if none."""
         return self.drafted_steps / self.steps if self.steps else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Slots that were taken, of all, over all steps; 0 if none."""
+        return self.live / self.slots if self.slots else 0.0
+
+    @property
+    def cells_used(self) -> float:
+        """Cells that held K/V, of all that memory was taken for, over all steps; 0 if none."""
+        return self.used_cells / self.cells if self.cells else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -125,6 +146,18 @@ class Stats:
         if self.records is not None:
             self.records.append(record)
 
+    def took(self, seconds: float) -> None:
+        """Adds the time of a step."""
+        self.seconds += seconds
+        self.longest_step = max(self.longest_step, seconds)
+
+    def occupy(self, slots: int, length: int, used: Sequence[int]) -> None:
+        """Adds a step's occupancy: requests that used so many cells each, in slots of `length` cells."""
+        self.slots += slots
+        self.live += len(used)
+        self.cells += slots * length
+        self.used_cells += sum(used)
+
     def _add_drafted(self, record: StepRecord, depth: int) -> None:
         requests = len(record.requests)
         self.drafted_steps += 1
@@ -141,9 +174,9 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """Returns the sums as JSON-able values, without the records of single steps."""
         names = (
-            "new_tokens prompt_tokens steps drafted_steps plain_steps rows drafted kept accepted_tokens "
-            "committed_tokens mean_accepted_tokens kept_share drafted_share tokens_per_second seconds profile_seconds "
-            "stage_seconds finish_reasons"
+            "new_tokens prompt_tokens shared_tokens evictions steps drafted_steps plain_steps rows drafted kept "
+            "accepted_tokens committed_tokens mean_accepted_tokens kept_share drafted_share tokens_per_second seconds "
+            "longest_step occupancy cells_used profile_seconds stage_seconds finish_reasons"
         )
         values = {name: getattr(self, name) for name in names.split()}
         values["histogram"] = {str(k): v for k, v in sorted(self.histogram.items())}

@@ -130,12 +130,14 @@ class Cut(Record):
         total: T, packed tokens: B anchors and the kept drafts.
         budget: the ratio that was chosen, of all B (D+1) positions.
         offered: valid drafts of each request.
+        promised: the sum of the survivals of the kept drafts: how many of them should hold.
     """
 
     keep: Tensor
     total: int
     budget: float
     offered: tuple[int, ...]
+    promised: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +196,37 @@ class Packed(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Verified(Record):
+    """A packed row that the target has run on.
+
+    Attributes:
+        packed: the row.
+        cut: which drafts are in it; None in plain steps.
+        proposal: the distribution they were drawn from, if they were.
+        logits: [L, V] of `packed.logit_rows`.
+        taps: [T, F] outputs of the tapped layers, or None.
+    """
+
+    packed: Packed
+    cut: Cut | None
+    proposal: Proposal | None
+    logits: Tensor
+    taps: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Choice(Record):
     """What the target chose after each row whose logits are there.
 
     Attributes:
         token: int64 [L]; -1 after rows that were not looked at, since a draft before them was rejected.
         scores: float32 [L, V], processed scores it was chosen by.
+        logprobs: float32 [L], log-probability of the token under these scores; None when nobody asked for it.
     """
 
     token: Tensor
     scores: Tensor
+    logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ repository is read or written (cost tables go to a folder of this run), and with
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import tempfile
@@ -24,6 +25,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config  # noqa: E402 (see above)
+
+from hf_dcut.drafters.base import BoundDrafter, Drafter  # noqa: E402
+from hf_dcut.types import Batch, Committed, Drafts  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOLLM2 = ROOT / "models" / "smollm2-135m-instruct"
@@ -99,6 +103,65 @@ def make_prompts() -> Callable[..., dict[str, torch.Tensor]]:
     return build_prompts
 
 
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    """A tiny Llama whose texts end in 40 or 77: early, late, or never. Modules may have their own `model`."""
+    return build_target("llama", eos_token_id=[40, 77])
+
+
+@pytest.fixture(scope="module")
+def inputs() -> dict[str, torch.Tensor]:
+    """Five prompts of different length, for `generate(**inputs)`. Modules may have their own `inputs`."""
+    return build_prompts(5, seed=4)
+
+
+class StubDrafter(Drafter, BoundDrafter):
+    """Drafts what a function says, and remembers nothing."""
+
+    def __init__(
+        self,
+        draft_tokens: int,
+        propose: Callable[[Batch], Drafts] | None = None,
+        logits: Callable[[Batch], torch.Tensor] | None = None,
+        taps: tuple[int, ...] = (),
+    ):
+        self.draft_tokens, self.taps, self.independent = draft_tokens, taps, logits is not None
+        self._propose, self._logits = propose, logits
+
+    def check(self, target: PreTrainedModel) -> None: ...
+
+    def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundDrafter:
+        return self
+
+    def cell_bytes(self, target: PreTrainedModel) -> int:
+        return 0
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"kind": "stub"}
+
+    def observe(self, committed: Committed) -> None: ...
+
+    def propose(self, batch: Batch) -> Drafts:
+        assert self._propose is not None, "this stub is drawn from"
+        return self._propose(batch)
+
+    def propose_logits(self, batch: Batch) -> tuple[torch.Tensor, None]:
+        assert self._logits is not None, "this stub is not drawn from"
+        return self._logits(batch), None
+
+    def move(self, source: int, destination: int) -> None: ...
+
+    def copy(self, source: int, destination: int, length: int) -> None: ...
+
+    def free(self, slot: int) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def stub_drafter() -> Callable[..., StubDrafter]:
+    """`stub_drafter(D, propose=None, logits=None, taps=())`: functions of a `Batch` that give `Drafts` or logits."""
+    return StubDrafter
+
+
 @pytest.fixture(scope="session")
 def knowing() -> Callable[..., Any]:
     """`knowing(inputs, sequences, draft_tokens=6, profile=(0.3, 0.9, 1.0))`: an oracle of what these prompts got.
@@ -135,6 +198,8 @@ def chance(counts: torch.Tensor, law: torch.Tensor) -> float:
     expected, seen = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (expected, seen))
     if expected[-1] < 5:
         expected, seen = (torch.cat([x[:-2], x[-2:].sum()[None]]) for x in (expected, seen))
+    if len(expected) == 1:
+        return 1.0  # too few draws to tell any two outcomes apart
     statistic = ((seen - expected) ** 2 / expected).sum()
     return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2))
 
@@ -168,6 +233,12 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.fixture(autouse=True)
+def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no test depend on what else the machine does: measured costs are kept however much they vary."""
+    monkeypatch.setattr("hf_dcut.cost_table.STEADY", math.inf)
 
 
 class _Deprecations(logging.Handler):

@@ -18,11 +18,12 @@ STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "co
 ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config"),
     "kernels",
-    *("cache", "attention", "noise", "requests"),
+    *("cache", "attention", "noise", "text", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
-    *("drawing", "processors", "stats", "skipping", "graphs"),
-    *("engine", "profiling", "assembly", "regeneration", "taps"),
-    *("options", "seeds", "streaming", "padded", "decoding", "generation", "batching", "parallel"),
+    *("drawing", "processors", "stats", "skipping", "calibration", "graphs"),
+    *("drafting", "scheduling", "engine", "profiling", "memory", "assembly", "regeneration", "taps"),
+    *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
+    *("batch_records", "intake", "batching", "manager", "parallel"),
     "",
     *("bench", "training", "train_command", "evaluate_command", "cli", "app"),
 )

@@ -103,16 +103,6 @@ SCORES_ONLY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tiny_llama: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-    return tiny_llama(eos_token_id=ENDS)
-
-
-@pytest.fixture(scope="module")
-def inputs(make_prompts: Callable[..., Inputs]) -> Inputs:
-    return make_prompts(ROWS, seed=4)
-
-
 def generate(model: PreTrainedModel, inputs: Inputs, **options: Any) -> Any:
     """Returns the output in full. Options are copied, since processors keep what they have seen."""
     records = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
@@ -300,11 +290,11 @@ def test_a_criterion_at_every_offset_of_a_block(
     drafter = knowing(inputs, endless, D, (1.0,))
     for place in range(2 * (D + 1) + 1):
         stop = int(endless[OFTEN_NEW, width + place])
-        criterion = At(stop)
+        made: dict[int, At] = {}
         ours = model.generate(
             **inputs,
             **{"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, "return_dict_in_generate": True},
-            stopping_criteria=[criterion],
+            stopping_criteria=[PerRequest(lambda row, stop=stop, made=made: made.setdefault(row, At(stop)))],
             assistant_model=drafter,
             dcut=1.0,
         )
@@ -315,10 +305,8 @@ def test_a_criterion_at_every_offset_of_a_block(
         assert ours.stats.finish_reasons[OFTEN_NEW] == "stop"
         # Asked once about each new token of each row, in order, and about none behind the end.
         for row, text in enumerate(endless.tolist()):
-            said = [ids for ids in criterion.asked if ids[:width] == text[:width]]
-            stopped = ours.stats.finish_reasons[row] == "stop"
-            new = text[width:].index(stop) + 1 if stopped else NEW - 1
-            assert said == [text[: width + k] for k in range(1, new + 1)]
+            new = text[width:].index(stop) + 1 if ours.finish_reasons[row] == "stop" else NEW
+            assert made[row].asked == [text[: width + k] for k in range(1, new + 1)]
     assert offsets == {None, *range(D + 1)}
 
 

@@ -22,7 +22,7 @@ from hf_dcut.options import (
 )
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "options.md"
-OURS = {"dcut", "seed", "generator", "tokenizer"}
+OURS = {"dcut", "seed", "generator", "tokenizer", "output_logprobs"}
 
 
 @pytest.mark.parametrize("name", [name for name in vars(GenerationConfig()) if not name.startswith("_")])

@@ -6,22 +6,23 @@ fails by chance once in 10,000 runs (ALPHA); its seed is new every time, and pri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hf_dcut import DCutConfig, engine
+from hf_dcut import DCutConfig, drafting
 from hf_dcut.acceptance import accept
 from hf_dcut.choosing import choose
-from hf_dcut.drafters import BoundDrafter, DFlashDrafter, Drafter
+from hf_dcut.drafters import DFlashDrafter, Drafter
 from hf_dcut.drawing import draw_drafts
 from hf_dcut.engine import select
 from hf_dcut.graphs import ExactShapes
 from hf_dcut.requests import Request
-from hf_dcut.types import Batch, Committed, Drafts, Packed, Proposal, Verdict
+from hf_dcut.target import Target
+from hf_dcut.types import Batch, Drafts, Packed, Proposal, Verdict
 
 V, D, PROMPT = 8, 3, [3, 5, 4]
 ALPHA = 1e-4
@@ -43,9 +44,11 @@ def drafter_for(model: PreTrainedModel, sharpness: float = 2.0, **options: Any) 
 
 
 @torch.no_grad()
-def law(model: PreTrainedModel, count: int, temperature: float = 1.0, top_k: int = V) -> torch.Tensor:
+def law(
+    model: PreTrainedModel, count: int, temperature: float = 1.0, top_k: int = V, prompt: Sequence[int] = PROMPT
+) -> torch.Tensor:
     """Returns the joint law of the first `count` tokens, float64 [V ** count], first token slowest."""
-    texts, joint = torch.tensor([PROMPT]), torch.ones(1).double()
+    texts, joint = torch.tensor([prompt]), torch.ones(1).double()
     for _ in range(count):
         logits = model(texts).logits[:, -1].double() / temperature
         rows = []
@@ -125,43 +128,14 @@ def test_a_drafter_that_knows_half_the_vocabulary(
     assert chance(counts, law(model, 3, **options)) > ALPHA
 
 
-class OtherMinds(Drafter, BoundDrafter):
-    """Has a law for each place and each anchor, all unlike each other."""
-
-    draft_tokens, independent = D, True
-
-    def __init__(self) -> None:
-        self.table = 2 * torch.randn(V, D, V, generator=torch.Generator().manual_seed(0))
-
-    def check(self, target: torch.nn.Module) -> None: ...
-
-    def bind(self, target: torch.nn.Module, slots: int, length: int) -> BoundDrafter:
-        return self
-
-    def cell_bytes(self, target: torch.nn.Module) -> int:
-        return 0
-
-    def fingerprint(self) -> dict[str, object]:
-        return {}
-
-    def observe(self, committed: Committed) -> None: ...
-
-    def propose(self, batch: Batch) -> Drafts:
-        raise AssertionError("drafts are drawn")
-
-    def propose_logits(self, batch: Batch) -> tuple[torch.Tensor, None]:
-        return self.table[batch.anchor], None
-
-    def move(self, source: int, destination: int) -> None: ...
-
-    def free(self, slot: int) -> None: ...
-
-
 @pytest.mark.parametrize("budget", [0.4, 1.0])
 def test_places_with_laws_unlike_each_other(
-    model: PreTrainedModel, chance: Chance, fresh_seed: int, budget: float
+    model: PreTrainedModel, stub_drafter: Callable[..., Drafter], chance: Chance, fresh_seed: int, budget: float
 ) -> None:
-    counts, accepted = draws(model, OtherMinds(), fresh_seed, budget)
+    # A law for each place and each anchor.
+    table = 2 * torch.randn(V, D, V, generator=torch.Generator().manual_seed(0))
+    drafter = stub_drafter(D, logits=lambda batch: table[batch.anchor])
+    counts, accepted = draws(model, drafter, fresh_seed, budget)
     assert chance(counts, law(model, 3)) > ALPHA
     assert accepted > 1.2
 
@@ -177,11 +151,92 @@ def seeing_what_was_drawn(*arguments: Any) -> Drafts:
 def test_a_score_that_sees_the_drawn_token_is_caught(
     model: PreTrainedModel, chance: Chance, fresh_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "draw_drafts", seeing_what_was_drawn)
+    monkeypatch.setattr(drafting, "draw_drafts", seeing_what_was_drawn)
     counts, _ = draws(model, drafter_for(model), fresh_seed, 0.4)
     assert chance(counts, law(model, 3)) < ALPHA
     whole, _ = draws(model, drafter_for(model), fresh_seed, 1.0)
     assert chance(whole, law(model, 3)) > ALPHA, "where nothing is cut, nothing is selected"
+
+
+# Four requests at once, with a target whose next token depends on the last one alone: thousands of draws in seconds.
+
+
+@pytest.fixture
+def chain(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], torch.Tensor]:
+    """`chain(size)` makes every target such a one, and returns its law, float64 [size, size], last token first."""
+
+    def install(size: int) -> torch.Tensor:
+        logits = 2 * torch.randn(size, size, generator=torch.Generator().manual_seed(size))
+        monkeypatch.setattr(
+            Target, "forward", lambda self, packed, cache: (logits[packed.token[packed.logit_rows]], None)
+        )
+        return logits.double().softmax(dim=1)
+
+    return install
+
+
+def unlikeliest(texts: torch.Tensor, exact: torch.Tensor, chance: Chance) -> float:
+    """Returns the least chance of what followed each token, one token and two, times how many chances these are.
+
+    Args:
+        texts: int64 [rows, n].
+        exact: float64 [size, size], the law of the next token.
+    """
+    size = len(exact)
+    last, first = texts[:, :-1].flatten(), texts[:, 1:].flatten()
+    chances = [chance(torch.bincount(first[last == k], minlength=size), exact[k]) for k in range(size)]
+    # Pieces that do not overlap, so that the two tokens behind each first one are independent of all others.
+    pieces = texts[:, : texts.shape[1] // 3 * 3].reshape(-1, 3)
+    two = pieces[:, 1] * size + pieces[:, 2]
+    both = [(exact[k][:, None] * exact).flatten() for k in range(size)]
+    chances += [chance(torch.bincount(two[pieces[:, 0] == k], minlength=size**2), both[k]) for k in range(size)]
+    return min(chances) * len(chances)
+
+
+def chained(model: PreTrainedModel, drafter: Drafter, budget: float, seed: int, calls: int = 8) -> torch.Tensor:
+    """Returns texts int64 [4 * calls, 241] of four requests at once."""
+    prompts, texts = torch.tensor([[3], [1], [6], [2]]), []
+    for call in range(calls):
+        tokens = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            **{"do_sample": True, "max_new_tokens": 240, "top_k": 0, "seed": seed + 4 * call},
+            assistant_model=drafter,
+            dcut=DCutConfig(budget=budget, proposals="sampled"),
+        )
+        texts.append(tokens)
+    return torch.cat(texts)
+
+
+@pytest.mark.parametrize(("budget", "size"), [(0.4, 8), (1.0, 8), (0.4, 32)])
+def test_four_at_once_follow_the_law(
+    tiny_llama: Callable[..., PreTrainedModel],
+    stub_drafter: Callable[..., Drafter],
+    chain: Callable[[int], torch.Tensor],
+    chance: Chance,
+    fresh_seed: int,
+    budget: float,
+    size: int,
+) -> None:
+    exact, guess = chain(size), torch.randn(size, D, size, generator=torch.Generator().manual_seed(0))
+    drafter = stub_drafter(D, logits=lambda batch: 2 * guess[batch.anchor] + exact.log()[batch.anchor, None])
+    model = tiny_llama(vocab_size=size, eos_token_id=None, pad_token_id=None)
+    assert unlikeliest(chained(model, drafter, budget, fresh_seed), exact, chance) > ALPHA
+
+
+def test_among_four_a_score_that_sees_the_drawn_token_is_caught(
+    tiny_llama: Callable[..., PreTrainedModel],
+    stub_drafter: Callable[..., Drafter],
+    chain: Callable[[int], torch.Tensor],
+    chance: Chance,
+    fresh_seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact, guess = chain(V), torch.randn(V, D, V, generator=torch.Generator().manual_seed(0))
+    drafter = stub_drafter(D, logits=lambda batch: 2 * guess[batch.anchor] + exact.log()[batch.anchor, None])
+    monkeypatch.setattr(drafting, "draw_drafts", seeing_what_was_drawn)
+    model = tiny_llama(vocab_size=V, eos_token_id=None, pad_token_id=None)
+    assert unlikeliest(chained(model, drafter, 0.4, fresh_seed), exact, chance) < ALPHA
 
 
 # The paper's example (appendix B): p = q gives A, B, C the probabilities 0.5, 0.4, 0.1. If a draft is verified only

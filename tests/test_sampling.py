@@ -44,16 +44,6 @@ WALKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tiny_llama: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-    return tiny_llama(eos_token_id=[40, 77])
-
-
-@pytest.fixture(scope="module")
-def inputs(make_prompts: Callable[..., Inputs]) -> Inputs:
-    return make_prompts(ROWS, seed=4)
-
-
 def random_dflash(model: PreTrainedModel) -> DFlashDrafter:
     shape = {"taps": [0, 2], "mask_token_id": 3, "block_size": D + 1, "layers": 1, "dtype": model.dtype}
     return DFlashDrafter.random(model.config, **shape)

@@ -103,6 +103,11 @@ class BoundDFlash(BoundDrafter):
         for layer in self.layers:
             layer.move(source, destination)
 
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Copies the context of a request's first `length` cells to another slot."""
+        for layer in self.layers:
+            layer.copy(source, destination, length)
+
     def free(self, slot: int) -> None:
         """Nothing to forget: a new request overwrites its cells before it reads them."""
 

@@ -93,7 +93,7 @@ def plot(curves: dict[str, Calibration], path: str | os.PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError(f"plot={os.fspath(path)!r} needs matplotlib: pip install 'hf-dcut[plots]'") from error
+        raise ValueError(f"plot={os.fspath(path)!r} needs matplotlib: pip install 'hf-dcut[bench]'") from error
     figure = Figure(figsize=(5, 5))
     axes = figure.add_subplot(xlabel="score: product of confidences", ylabel="accepted share", xlim=(0, 1), ylim=(0, 1))
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")

@@ -1,143 +1,226 @@
-"""`hf-dcut bench`: loads, warms up, compares at each batch size, prints a table each."""
+"""`hf-dcut bench`: loads, says how long it will take, measures cell after cell, prints a table each."""
 
 from __future__ import annotations
 
-import json
+import statistics
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from hf_dcut.assembly import warmup
-from hf_dcut.bench import report
-from hf_dcut.bench.compare import DEFAULT_METHODS, Measured, compare, new_tokens
-from hf_dcut.bench.prompts import encode, load_prompts
+from hf_dcut import __version__
+from hf_dcut.assembly import open_engine, warmup
+from hf_dcut.bench.cell import Cell, Key
+from hf_dcut.bench.drafter import make_drafter
+from hf_dcut.bench.journal import Journal
+from hf_dcut.bench.machine import commit, machine
+from hf_dcut.bench.methods import SHORT, Setting, applies, requests_of, shorter
+from hf_dcut.bench.plan import Plan
+from hf_dcut.bench.prompts import encode_each, read_prompts
+from hf_dcut.bench.rounds import blocks_of, rounds_of, run_rounds, warm_up
+from hf_dcut.bench.table import cell_table
+from hf_dcut.bench.trace import record
 from hf_dcut.config import DCutConfig
-from hf_dcut.drafters import AutoDrafter
+from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
-from hf_dcut.drafters.dflash import DFlashDrafter
-from hf_dcut.drafters.oracle import OracleDrafter
-from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
-from hf_dcut.profiling import powers_of_two
+from hf_dcut.profiling import kv_length_for, powers_of_two
+from hf_dcut.stats import Stats
 
-# Confidences of the oracle's blocks: some are easy, some hard. Chosen so that a block of 15 drafts commits 4 tokens on
-# average when all are verified.
-ORACLE_PROFILE = (0.97, 0.86, 0.62, 0.35, 0.15)
+# Steps from which the run's duration is estimated.
+_PROBE_TOKENS = 6
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to measure.
+def bench(plan: Plan) -> list[Cell]:
+    """Returns the cells of a run after printing their tables; a run whose file exists goes on where it stopped.
 
-    Attributes:
-        target: folder or Hub id of the model.
-        drafter: folder or Hub id of a drafter, or "oracle", "random" or "lookup".
-        data: name of a shipped prompt set or a JSON-lines file.
-        batch_sizes: requests at once; a table each.
-        methods: as in `compare.options_of`.
-        prompts: how many prompts; at least one batch.
-        max_new_tokens: of each.
-        rounds: timed repeats.
-        show: answers to print.
-        dtype: of the target.
-        out: JSON file for the numbers; None writes none.
+    Raises:
+        ValueError: an unknown data set, method or model, prompts that do not fit, or a file of another run.
     """
-
-    target: str
-    drafter: str
-    data: str = "gsm8k"
-    batch_sizes: tuple[int, ...] = (1, 4, 16, 32)
-    methods: tuple[str, ...] = DEFAULT_METHODS
-    prompts: int = 4
-    max_new_tokens: int = 48
-    rounds: int = 3
-    show: int = 0
-    dtype: str = "auto"
-    out: Path | None = None
+    return _Run(plan).measure()
 
 
-def bench(plan: Plan) -> list[dict[str, Any]]:
-    """Returns the numbers of every batch size after printing their tables."""
+class _Run:
+    """A run: the models, the prompts of each data set, the journal."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        texts = {name: read_prompts(name) for name in plan.data}
+        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(plan.target)
+        self.model = load(plan.target, plan.dtype)
+        self.assistant = load(plan.assistant, plan.dtype) if plan.assistant else None
+        most = max(plan.record, *(plan.count(batch) for batch in plan.batch_sizes))
+        self.prompts: dict[str, list[list[int]]] = {}
+        self.questions: dict[str, list[str]] = {}
+        skipped, longest = {}, self._longest_prompt()
+        for name, asked in texts.items():
+            pairs = zip(asked, encode_each(self.tokenizer, asked), strict=True)
+            short = [(text, list(ids)) for text, ids in pairs if len(ids) <= longest]
+            skipped[name] = len(asked) - len(short)
+            if not short:
+                raise ValueError(f"data={name!r}: all {len(asked)} prompts have more than {longest} tokens")
+            taken = [short[i % len(short)] for i in range(most)]
+            self.questions[name], self.prompts[name] = [text for text, _ in taken], [ids for _, ids in taken]
+        header = {"plan": plan.to_dict(), "machine": machine(), "skipped_prompts": skipped}
+        self.journal = Journal.open(plan.out, {**header, "version": __version__, "commit": commit()})
+        self.drafters: dict[str, Drafter] = {}
+        print("".join(f"{n} prompts of {name} are too long and left out\n" for name, n in skipped.items() if n), end="")
+
+    def measure(self) -> list[Cell]:
+        """Returns the cells."""
+        keys = self.plan.cells(self.drafter(self.plan.data[0]).draft_tokens)
+        self._announce([key for key in keys if self._missing(key)])
+        if self.plan.record:
+            for name in self.plan.data:
+                self._record(name)
+        for key in keys:
+            self._measure(key)
+            cell = self.journal.cell(key)
+            print(
+                f"\n{key}: {self.plan.count(key.batch)} prompts, {len(cell.rounds)} rounds, drafter {self.plan.drafter}"
+            )
+            print(cell_table(cell), flush=True)
+            print("".join(f"ALARM {text}\n" for text in cell.alarms()), end="")
+        return [self.journal.cell(key) for key in keys]
+
+    def drafter(self, data: str) -> Drafter:
+        """Returns the drafter; an oracle knows the answers of one data set."""
+        if data not in self.drafters:
+            prompts, tokens = self.prompts[data], self.plan.max_new_tokens
+            self.drafters[data] = make_drafter(self.plan.drafter, self.model, prompts, tokens)
+        return self.drafters[data]
+
+    def _measure(self, key: Key) -> None:
+        """Runs the rounds that a cell still lacks."""
+        missing = self._missing(key)
+        if not missing:
+            return
+        prompts = self.prompts[key.data][: self.plan.count(key.batch)]
+        setting = self._setting(key, prompts)
+        methods = [method for method in self.plan.methods if applies(method, setting)]
+        if not methods:
+            raise ValueError(f"methods={self.plan.methods}: none of them runs in the cell {key}")
+        warm_up(setting, prompts, methods)
+        done = {entry["round"] for entry in self.journal.cell(key).rounds}
+        with tqdm(total=missing * len(methods), desc=str(key), unit="run", disable=None) as bar:
+            rounds = run_rounds(
+                setting, prompts, methods, self.plan.rounds, self.plan.per_slot, done, lambda method: bar.update()
+            )
+            for number, entry in enumerate(rounds):
+                answers = entry.pop("answers")
+                self.journal.write({"kind": "round", "cell": key.to_dict(), **entry})
+                if not number:
+                    self._show(key.data, answers)
+
+    def _setting(self, key: Key, prompts: Sequence[list[int]]) -> Setting:
+        """Returns what the methods of a cell share; its step seconds go into the journal."""
+        drafter, width = self.drafter(key.data), max(map(len, prompts))
+        costs = self._costs(drafter, key, width)
+        if not self.journal.has_costs(key):
+            seconds = costs.seconds[kv_length_for(width + self.plan.max_new_tokens)]
+            line = {"kind": "costs", "cell": key.to_dict(), "draft_tokens": key.draft_tokens}
+            self.journal.write({**line, "seconds": {str(b): dict(row) for b, row in seconds.items()}})
+        short = None
+        if key.draft_tokens < drafter.draft_tokens and any(m.startswith(SHORT) for m in self.plan.methods):
+            less = shorter(drafter, key.draft_tokens)
+            short = (less, self._costs(less, key, width))
+        return Setting(
+            self.model,
+            drafter,
+            key.batch,
+            self.plan.max_new_tokens,
+            width,
+            key.temperature,
+            key.draft_tokens,
+            costs,
+            short,
+            self.assistant,
+        )
+
+    def _costs(self, drafter: Drafter, key: Key, width: int) -> CostTable:
+        config = DCutConfig(draft_tokens=key.draft_tokens)
+        return warmup(self.model, drafter, powers_of_two(key.batch), config, width + self.plan.max_new_tokens)
+
+    def _record(self, data: str) -> None:
+        """Records the drafts of a data set's first prompts, unless the journal has them."""
+        if data in self.journal.recorded():
+            return
+        prompts = self.prompts[data][: self.plan.record]
+        batch = min(max(self.plan.batch_sizes), len(prompts))
+        setting = Setting(self.model, self.drafter(data), batch, self.plan.max_new_tokens, max(map(len, prompts)))
+        with tqdm(total=len(prompts), desc=f"recording {data}", unit="request", disable=None) as bar:
+            traces = record(self.model, setting.drafter, requests_of(setting, prompts), batch, None, bar.update)
+        self.journal.write({"kind": "traces", "data": data, "requests": [trace.to_dict() for trace in traces]})
+
+    def _missing(self, key: Key) -> int:
+        """Returns how many rounds of a cell are not there yet."""
+        blocks = len(blocks_of(self.plan.count(key.batch), key.batch, self.plan.per_slot))
+        return rounds_of(blocks, self.plan.rounds) - len(self.journal.cell(key).rounds)
+
+    def _announce(self, keys: Sequence[Key]) -> None:
+        """Says how long the missing rounds will take, as if every method were as fast as plain decoding."""
+        speed = {batch: self._probe(batch) for batch in {key.batch for key in keys}}
+        seconds = 0.0
+        for key in keys:
+            step, reading = speed[key.batch]
+            count = self.plan.count(key.batch)
+            prompts = self.prompts[key.data][:count]
+            once = sum(map(len, prompts)) * reading + count * self.plan.max_new_tokens / key.batch * step
+            blocks = len(blocks_of(count, key.batch, self.plan.per_slot))
+            seconds += once * self._missing(key) / blocks * len(self.plan.methods)
+        if keys:
+            print(
+                f"{len(keys)} cells, {len(self.plan.methods)} methods: about {max(1, round(seconds / 60))} minutes if "
+                "every method were as fast as plain decoding; measuring step costs and warming up come on top",
+                flush=True,
+            )
+
+    def _probe(self, batch: int) -> tuple[float, float]:
+        """Returns seconds of a plain step of B requests and of a prompt token."""
+        prompts = self.prompts[self.plan.data[0]][:batch]
+        setting = Setting(self.model, self.drafter(self.plan.data[0]), batch, _PROBE_TOKENS, max(map(len, prompts)))
+        requests = requests_of(setting, prompts)
+        for request in requests:
+            request.eos = frozenset()
+        config, longest = DCutConfig(budget="none"), setting.width + _PROBE_TOKENS
+        with open_engine(self.model, None, config, len(prompts), setting.width, longest, Stats(records=[])) as engine:
+            begin = time.perf_counter()
+            list(engine.run(requests))
+            whole, steps = time.perf_counter() - begin, engine.stats.records or []
+        plain = [step.seconds["total"] for step in steps if step.total == len(step.requests)]
+        return statistics.median(plain), (whole - sum(plain)) / sum(map(len, prompts))
+
+    def _longest_prompt(self) -> int:
+        """Returns how many tokens a prompt may have."""
+        limit = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        longest = (limit or 1 << 30) - self.plan.max_new_tokens
+        return min(longest, self.plan.max_prompt_tokens or longest)
+
+    def _show(self, data: str, answers: Sequence[list[int]]) -> None:
+        """Prints some prompts with the answers of the last method."""
+        for question, tokens in list(zip(self.questions[data], answers, strict=False))[: self.plan.show]:
+            print(f"\n> {question.splitlines()[0]}\n{self.tokenizer.decode(tokens, skip_special_tokens=True).strip()}")
+
+
+def load(name: str, dtype: str) -> PreTrainedModel:
+    """Returns a model that decodes without what its generation config brings along but the special tokens.
+
+    Penalties and warpers would change answers, and not all methods of upstream know them.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = AutoTokenizer.from_pretrained(plan.target)
-    model = AutoModelForCausalLM.from_pretrained(plan.target, dtype=plan.dtype).eval().to(device)
-    cells = []
-    for size in plan.batch_sizes:
-        count = max(plan.prompts, size)
-        prompts = load_prompts(plan.data, count)
-        batches = [_move(encode(tokenizer, prompts[i : i + size]), model) for i in range(0, count, size)]
-        measured = _compare(plan, model, batches, size)
-        what = f"{count} prompts of {plan.data}, {plan.max_new_tokens} new tokens, {plan.rounds} rounds"
-        print(f"\nB = {size}, {what}, drafter {plan.drafter}")
-        print(report.table(measured), flush=True)
-        if plan.show:
-            _show(tokenizer, prompts, measured[-1], plan.show)
-        cells.append({"batch_size": size, "prompts": count, "methods": report.as_dict(measured)})
-    result = {"machine": report.machine(), "plan": {k: str(v) for k, v in vars(plan).items()}, "cells": cells}
-    if plan.out is not None:
-        plan.out.parent.mkdir(parents=True, exist_ok=True)
-        plan.out.write_text(json.dumps(result, indent=1) + "\n")
-    return cells
-
-
-def _compare(plan: Plan, model: PreTrainedModel, batches: Sequence[dict[str, Tensor]], size: int) -> list[Measured]:
-    """Returns the methods' measurements at one batch size."""
-    drafter = make_drafter(plan.drafter, model, batches, plan.max_new_tokens)
-    longest = max(batch["input_ids"].shape[1] for batch in batches) + plan.max_new_tokens
-    config = DCutConfig(cost_table=warmup(model, drafter, powers_of_two(size), max_length=longest))
-    total = plan.rounds * len({"generate", *plan.methods})
-    with tqdm(total=total, desc=f"B = {size}", unit="run", disable=None) as bar:
-        return compare(model, batches, plan.methods, drafter, config, plan.max_new_tokens, plan.rounds, bar.update)
-
-
-def make_drafter(
-    name: str, model: PreTrainedModel, batches: Sequence[dict[str, Tensor]], max_new_tokens: int
-) -> Drafter:
-    """Returns the drafter a plan names.
-
-    Args:
-        name: folder or Hub id, "oracle" (block 16, calibrated), "random" (an untrained DFlash) or "lookup".
-        model: the target.
-        batches: prompts; the oracle must know the target's answers to them.
-        max_new_tokens: of each answer.
-    """
-    if name == "lookup":
-        return PromptLookupDrafter()
-    if name == "random":
-        config = model.config.get_text_config(decoder=True)
-        taps = sorted({1, config.num_hidden_layers // 2, config.num_hidden_layers - 3})
-        drafter = DFlashDrafter.random(config, taps=taps, mask_token_id=0, block_size=8, layers=2, dtype=torch.bfloat16)
-        return drafter.to(model.device)
-    if name == "oracle":
-        return OracleDrafter(_continuations(model, batches, max_new_tokens), draft_tokens=15, profile=ORACLE_PROFILE)
-    return AutoDrafter.from_pretrained(name, device=model.device)
-
-
-def _continuations(
-    model: PreTrainedModel, batches: Sequence[dict[str, Tensor]], max_new_tokens: int
-) -> dict[tuple[int, ...], list[int]]:
-    """Returns what plain `generate` says to each prompt."""
-    said: dict[tuple[int, ...], list[int]] = {}
-    for batch in batches:
-        rows = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)
-        width = batch["input_ids"].shape[1]
-        for ids, mask, tokens in zip(
-            batch["input_ids"], batch["attention_mask"], new_tokens(rows[:, width:], model), strict=True
-        ):
-            said[tuple(ids[mask.bool()].tolist())] = tokens
-    return said
-
-
-def _show(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], measured: Measured, count: int) -> None:
-    """Prints some prompts with the answers of the last method."""
-    for prompt, tokens in list(zip(prompts, measured.sequences, strict=True))[:count]:
-        print(f"\n> {prompt.splitlines()[0]}\n{tokenizer.decode(tokens, skip_special_tokens=True).strip()}")
-
-
-def _move(batch: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
-    return {name: tensor.to(model.device) for name, tensor in batch.items()}
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval().to(device)
+    own = model.generation_config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    kept: dict[str, Any] = {name: getattr(own, name) for name in names}
+    if kept["pad_token_id"] is None:
+        kept["pad_token_id"] = 0
+    model.generation_config = GenerationConfig(**kept)
+    return model

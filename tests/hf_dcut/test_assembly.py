@@ -16,11 +16,12 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_dcut
-from hf_dcut.assembly import check_memory, fingerprint, open_engine, warmup
+from hf_dcut.assembly import fingerprint, open_engine, warmup
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.memory import check_memory, size
 from hf_dcut.target import Target
 
 Builder = Callable[..., PreTrainedModel]
@@ -83,6 +84,7 @@ import sys, torch, hf_dcut
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(0)
 torch.set_num_threads(1)
+hf_dcut.cost_table.STEADY = float("inf")
 sizes = dict(vocab_size=101, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None)).eval()
 lookup = dict(prompt_lookup_num_tokens=3, do_sample=False, max_new_tokens=6, return_dict_in_generate=True)
@@ -123,15 +125,32 @@ def test_memory_is_told_in_numbers_before_it_is_taken(tiny_llama: Builder, caplo
     needed = 2 * 13 * (3 * 2 * 2 * 16 * 8 + 8)
     with caplog.at_level(logging.INFO, "hf_dcut"):
         open_and_close(model, DRAFTER, max_cache_bytes=needed)
-    assert "2 slots of 13 cells take 0.0 MiB for the target" in caplog.text
+    assert "2 slots of 13 cells take 39.0 KiB for the target and 208 bytes for the drafter" in caplog.text
     with pytest.raises(
         MemoryError, match=r"2 slots of 13 cells .* allowed by dcut max_cache_bytes: generate for fewer"
     ):
         open_and_close(model, DRAFTER, max_cache_bytes=needed - 1)
 
 
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (2**20 - 1, "1,024.0 KiB"),
+        (2**20, "1.0 MiB"),
+        (139 * 2**30, "139.0 GiB"),
+        (5000 * 2**40, "5,000.0 TiB"),
+    ],
+)
+def test_sizes_are_told_in_a_unit_that_shows_them(count: int, said: str) -> None:
+    assert size(count) == said
+
+
 def test_more_memory_than_there_is_is_refused(tiny_llama: Builder) -> None:
-    with pytest.raises(MemoryError, match="MiB are free on cpu"), Target(tiny_llama()) as target:
+    with pytest.raises(MemoryError, match=r"[\d.]+ GiB are free on cpu"), Target(tiny_llama()) as target:
         check_memory(target, None, slots=10**6, length=10**6, limit=None)
 
 

@@ -186,3 +186,13 @@ def test_nan_beyond_what_is_offered_does_not_count() -> None:
     scores = make_scores([[0.5] * 3, [0.5] * 3], [3, 1])
     scores.survival[1, 1:] = math.nan
     assert cut(scores, (1.0,)).keep.sum(1).tolist() == [3, 1]
+
+
+def test_what_is_kept_promises_its_survivals_and_belief_only_chooses_the_budget() -> None:
+    scores = make_scores([[0.5, 0.5, 0.5]], [3])
+    costs = CostTable.from_rows({1: {0: 1.0, 1: 1.0, 2: 1.25, 3: 1.5, 4: 1.75}}, 3)
+    believed = cut(scores, (0.25, 0.5, 0.75, 1.0), costs.drafted)
+    doubted = cut(scores, (0.25, 0.5, 0.75, 1.0), costs.drafted, belief=0.25)
+    assert (believed.budget, believed.promised) == (0.5, 0.5)  # 1.5 / 1.25 beats 1, 1.75 / 1.5 and 1.875 / 1.75
+    assert (doubted.budget, doubted.promised) == (0.25, 0.0)  # 1.125 / 1.25 does not beat 1
+    assert cut(scores, (0.75,), belief=0.0).promised == 0.75

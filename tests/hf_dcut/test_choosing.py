@@ -9,17 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import (
-    LogitNormalization,
+    ExponentialDecayLengthPenalty,
+    MinLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
 )
 
 from hf_dcut import choosing
-from hf_dcut.choosing import _reject, choose, draw, reads_scores_alone, warp
+from hf_dcut.choosing import BROKEN, _reject, choose, draw, warp
 from hf_dcut.noise import Purpose, noise
+from hf_dcut.processors import processors_of
 from hf_dcut.requests import Request
 from hf_dcut.types import Packed, Proposal
 
@@ -78,8 +83,8 @@ def test_equal_quarters_meet_at_their_edges(monkeypatch: pytest.MonkeyPatch) -> 
 def test_scores_that_are_no_distribution(bad: float) -> None:
     scores = torch.full((2, 3), bad)
     scores[0] = 0.0
-    with pytest.raises(RuntimeError, match="the scores of Grammar are no distribution: they hold inf or nan, or ban"):
-        draw(scores, torch.zeros(2).long(), torch.zeros(2).long(), source="the scores of Grammar")
+    drawn = draw(scores, torch.zeros(2).long(), torch.zeros(2).long())
+    assert (int(drawn[0]) in range(3), int(drawn[1])) == (True, BROKEN)
 
 
 # Which processors go together.
@@ -97,17 +102,6 @@ class Recording(LogitsProcessor):
         self.ids += input_ids.tolist()
         self.scores.append(scores.clone())
         return scores.scatter(1, input_ids[:, -1:], -torch.inf)
-
-
-def test_what_looks_at_scores_alone() -> None:
-    class Hotter(TemperatureLogitsWarper):
-        pass
-
-    warpers = [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3), LogitNormalization()]
-    assert reads_scores_alone(LogitsProcessorList(warpers))
-    assert reads_scores_alone(LogitsProcessorList())
-    for other in (Recording(), RepetitionPenaltyLogitsProcessor(1.2), Hotter(0.5)):
-        assert not reads_scores_alone(LogitsProcessorList([*warpers, other])), "a subclass may do anything"
 
 
 def make_row(drafts: Sequence[Sequence[int]], requests: Sequence[Request], prompts: Sequence[int] = ()) -> Packed:
@@ -137,14 +131,20 @@ def make_row(drafts: Sequence[Sequence[int]], requests: Sequence[Request], promp
 
 def decoding_request(number: int, processors: Sequence[LogitsProcessor] = (), **options: object) -> Request:
     """Returns a request that has read three tokens and generated two."""
-    prompt, tokens, listed = [1, 2, number % V], [number % V, 4], LogitsProcessorList(processors)
-    options |= {"processors": listed, "walks": not reads_scores_alone(listed), "seed": number, "left_pads": number % 3}
+    prompt, tokens = [1, 2, number % V], [number % V, 4]
+    shared, (walked,) = processors_of(LogitsProcessorList(processors), 1)
+    options |= {"processors": shared, "walked": walked, "seed": number, "left_pads": number % 3}
     return Request(number, prompt, 99, read=3, tokens=tokens, **options)  # type: ignore[arg-type]
 
 
 def height(request: Request, width: int, purpose: Purpose) -> float:
     """Returns the number for the token behind so many, padding included: pads do not count."""
     return float(noise(torch.tensor(request.seed), torch.tensor(width - request.left_pads), purpose))
+
+
+def padded(request: Request) -> list[int]:
+    """Returns the ids that plain `generate` would show."""
+    return [request.pad] * request.left_pads + request.prompt + request.tokens
 
 
 def law(scores: torch.Tensor) -> list[list[float]]:
@@ -156,10 +156,10 @@ def loop(logits: torch.Tensor, drafts: Sequence[Sequence[int]], requests: Sequen
     """Returns what each request chooses token by token, going on while its drafts are what it chose."""
     chosen, row = [], 0
     for request, own in zip(requests, drafts, strict=True):
-        ids, said = list(request.padded_ids), []
+        ids, said = padded(request), []
         for k, draft in enumerate([*own, None]):
             scores = logits[row + k : row + k + 1].float()
-            for processor in request.processors or ():
+            for processor in [*(request.processors or ()), *(request.walked or ())]:
                 scores = processor(torch.tensor([ids]), scores.clone())
             if request.samples:
                 said.append(inverse_cdf(law(scores)[0], height(request, len(ids), Purpose.TARGET)))
@@ -179,6 +179,13 @@ KINDS: dict[str, Callable[[], list[LogitsProcessor]]] = {
     "hot": lambda: [TemperatureLogitsWarper(2.0)],
     "penalty": lambda: [RepetitionPenaltyLogitsProcessor(3.0), TopKLogitsWarper(4)],
     "recording": lambda: [Recording()],
+    "penalty and recording": lambda: [RepetitionPenaltyLogitsProcessor(3.0), Recording(), TopKLogitsWarper(4)],
+    "lengths and bans": lambda: [
+        NoRepeatNGramLogitsProcessor(2),
+        SequenceBiasLogitsProcessor([[[4, 3], 2.0], [[5], -1.0]]),
+        MinLengthLogitsProcessor(9, 3),
+        ExponentialDecayLengthPenalty((1, 1.5), 4, 6),
+    ],
 }
 
 
@@ -189,8 +196,8 @@ def test_equals_a_loop_for_any_mix_of_requests(data: st.DataObject) -> None:
     drafts = [data.draw(st.lists(st.integers(3, 4), max_size=3), "drafts") for _ in kinds]
     requests = [decoding_request(i, KINDS[kind](), samples=samples) for i, (kind, samples) in enumerate(kinds)]
     for request, (kind, _) in zip(requests, kinds, strict=True):
-        if not request.walks:
-            # As in a call of `generate`, lists that look at scores alone are shared.
+        if not request.walked:
+            # As in a call of `generate`, lists of which nothing is walked are shared.
             request.processors = next(r.processors for r, k in zip(requests, kinds, strict=True) if k[0] == kind)
     packed = make_row(drafts, requests)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), "weights"))
@@ -202,24 +209,36 @@ def test_equals_a_loop_for_any_mix_of_requests(data: st.DataObject) -> None:
     for request, span, said in zip(requests, packed.logit_spans(), loop(logits, drafts, requests), strict=True):
         chosen = choice.token[span].tolist()
         assert chosen[: len(said)] == said
-        assert not request.walks or chosen[len(said) :] == [-1] * (len(chosen) - len(said))
+        assert not request.walked or chosen[len(said) :] == [-1] * (len(chosen) - len(said))
 
 
-def test_requests_that_share_processors_are_one_call() -> None:
-    class Counting(TemperatureLogitsWarper):
-        calls: list[tuple[int, ...]] = []  # noqa: RUF012 (of the class, as the test reads it)
+@pytest.mark.parametrize(
+    ("kind", "options", "calls"),
+    [
+        (TemperatureLogitsWarper, (0.5,), 1),
+        (RepetitionPenaltyLogitsProcessor, (2.0,), 1),
+        (NoRepeatNGramLogitsProcessor, (2,), 1),
+        (MinLengthLogitsProcessor, (8, 3), 2),  # the rows that are too short, and the others
+    ],
+)
+def test_requests_that_share_processors_are_one_call_whatever_they_do(
+    monkeypatch: pytest.MonkeyPatch, kind: type[LogitsProcessor], options: tuple[float, ...], calls: int
+) -> None:
+    inner, rows = kind.__call__, []
 
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            self.calls.append(tuple(scores.shape))
-            return super().__call__(input_ids, scores)
+    def counting(self: LogitsProcessor, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        rows.append(len(scores))
+        return inner(self, input_ids, scores)
 
-    shared = LogitsProcessorList([Counting(0.5)])
+    monkeypatch.setattr(kind, "__call__", counting)
     requests = [decoding_request(i, samples=i < 3) for i in range(4)]
     for request in requests:
-        request.processors = shared
+        request.processors = processors_of(LogitsProcessorList([kind(*options)]), 4)[0]
+    for request in requests[1:]:
+        request.processors = requests[0].processors
     packed = make_row([[3, 4], [], [3], [4]], requests)
     choose(torch.randn(len(packed), V), packed, requests)
-    assert Counting.calls == [(6, V), (2, V)], "those that sample, and the one that does not"
+    assert (sum(rows), len(rows)) == (8, calls)
 
 
 def test_a_walk_stops_at_the_first_draft_that_is_not_chosen() -> None:
@@ -227,7 +246,7 @@ def test_a_walk_stops_at_the_first_draft_that_is_not_chosen() -> None:
     requests = [decoding_request(1, [Recording()]), decoding_request(2, [Recording()])]
     choice = choose(logits, make_row([[3, 4, 6], [5, 3]], requests), requests)
     assert choice.token.tolist() == [3, 5, -1, -1, 5, 3, 6]
-    seen = [request.processors[0].ids for request in requests]  # type: ignore[index]
+    seen = [request.walked[0].ids for request in requests]  # type: ignore[index]
     assert seen == [
         [[0, 1, 2, 1, 1, 4], [0, 1, 2, 1, 1, 4, 3]],
         [[0, 0, 1, 2, 2, 2, 4], [0, 0, 1, 2, 2, 2, 4, 5], [0, 0, 1, 2, 2, 2, 4, 5, 3]],
@@ -240,16 +259,43 @@ def test_a_walk_stops_at_an_end_token() -> None:
     request = decoding_request(1, [Recording()], eos=frozenset({5}))
     logits = torch.nn.functional.one_hot(torch.tensor([3, 5, 6, 6]), V).double()
     assert choose(logits, make_row([[3, 5, 6]], [request]), [request]).token.tolist() == [3, 5, -1, -1]
-    assert len(request.processors[0].ids) == 2  # type: ignore[index]
+    assert len(request.walked[0].ids) == 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_walk_stops_where_a_criterion_does_which_is_asked_once(keeps: bool) -> None:
+    asked = []
+
+    def at_five(ids: torch.Tensor, scores: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
+        asked.append((ids.tolist(), scores and [row.argmax().item() for row in scores]))
+        return ids[:, -1] == 5
+
+    request = decoding_request(1, [Recording()], criteria=StoppingCriteriaList([at_five]), keeps_scores=keeps)
+    logits = torch.nn.functional.one_hot(torch.tensor([3, 5, 6, 6]), V).double()
+    choice = choose(logits, make_row([[3, 5, 6]], [request]), [request])
+    assert choice.token.tolist() == [3, 5, -1, -1]
+    begin = [0, 1, 2, 1, 1, 4]
+    assert request.walked[0].ids == [begin, [*begin, 3]], "the grammar is not shown what comes behind the end"  # type: ignore[index]
+    assert request.append([3, 5, -1], choice.scores) == 2
+    assert (request.tokens[2:], request.finish_reason) == ([3, 5], "stop")
+    assert asked == [([[*begin, 3]], [3] if keeps else None), ([[*begin, 3, 5]], [3, 5] if keeps else None)]
+
+
+def test_a_walk_stops_at_the_length() -> None:
+    request = decoding_request(1, [Recording()])
+    request.max_new_tokens = 4
+    logits = torch.nn.functional.one_hot(torch.tensor([3, 5, 6, 6]), V).double()
+    assert choose(logits, make_row([[3, 5, 6]], [request]), [request]).token.tolist() == [3, 5, -1, -1]
+    assert len(request.walked[0].ids) == 2  # type: ignore[index]
 
 
 def test_prompts_are_processed_once_they_are_read() -> None:
-    requests = [Request(i, [1, 2, 3], 9, processors=LogitsProcessorList([Recording()]), walks=True) for i in range(2)]
+    requests = [Request(i, [1, 2, 3], 9, walked=LogitsProcessorList([Recording()])) for i in range(2)]
     packed = make_row([], requests, prompts=[2, 3])
     logits = torch.zeros(2, V)
     logits[:, 3] = 1.0
     assert choose(logits, packed, requests).token.tolist() == [0, 0], "3 is banned, the first of the others is taken"
-    assert [request.processors[0].ids for request in requests] == [[[1, 2, 3]]] * 2  # type: ignore[index]
+    assert [request.walked[0].ids for request in requests] == [[[1, 2, 3]]] * 2  # type: ignore[index]
 
 
 def test_ties_break_as_in_generate() -> None:
@@ -267,7 +313,7 @@ def test_processors_must_keep_the_shape(shape: tuple[int, ...]) -> None:
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return torch.zeros(shape)
 
-    request = decoding_request(0, [Recording(), Wrong()])
+    request = decoding_request(0, [TopKLogitsWarper(3), Recording(), Wrong()])
     with pytest.raises(ValueError, match=r"logits_processor \(Recording, Wrong\) turned scores of shape \(1, 7\) into"):
         choose(torch.zeros(1, V), make_row([[]], [request]), [request])
 
@@ -278,6 +324,68 @@ def test_warping_needs_processors_that_look_at_scores_alone() -> None:
     assert warp(cold, scores).tolist() == [[-math.inf, 2.0, 4.0], [4.0, 2.0, -math.inf]]
     with pytest.raises(AssertionError, match="own prefix"):
         warp(decoding_request(0, [Recording()]), scores)
+    with pytest.raises(AssertionError, match="reads the text"):
+        warp(decoding_request(0, [NoRepeatNGramLogitsProcessor(2)]), scores)
+
+
+# Rows that nobody can draw from.
+
+
+def test_a_request_that_must_draw_from_nothing_is_named() -> None:
+    banned = [SuppressTokensLogitsProcessor(list(range(V)))]
+    requests = [decoding_request(0, samples=True), decoding_request(1, banned, samples=True)]
+    with pytest.raises(RuntimeError, match=r"^the scores of SuppressTokensLogitsProcessor are no distribution: they"):
+        choose(torch.zeros(4, V), make_row([[3], [3]], requests), requests)
+    logits = torch.zeros(2, V)
+    logits[1, 4] = math.nan
+    with pytest.raises(RuntimeError, match=r"^the model's logits are no distribution"):
+        choose(logits, make_row([[], []], requests[:1] * 2), requests[:1] * 2)
+    walked = [decoding_request(0, [PerToken(lambda scores: scores - math.inf), TopKLogitsWarper(2)], samples=True)]
+    with pytest.raises(RuntimeError, match=r"^the scores of PerToken, TopKLogitsWarper are no distribution"):
+        choose(torch.zeros(1, V), make_row([[]], walked), walked)
+
+
+class PerToken(LogitsProcessor):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]):
+        self.function = function
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return self.function(scores)
+
+
+def test_rows_behind_a_rejected_draft_may_be_no_distribution() -> None:
+    # The second draft would leave no token that was not there before; plain `generate` never sees that text.
+    bans = [NoRepeatNGramLogitsProcessor(1), SuppressTokensLogitsProcessor([0])]
+    request = decoding_request(3, bans, samples=True, left_pads=0)
+    assert set(padded(request)) == {1, 2, 3, 4}
+    logits = torch.zeros(3, V)
+    logits[0, 5] = 100.0
+    packed = make_row([[6, 5]], [request])
+    token = choose(logits, packed, [request]).token.tolist()
+    assert token[0] == 5
+    assert token[2] == BROKEN
+    packed, logits[1, 6] = make_row([[5, 6]], [request]), 100.0
+    with pytest.raises(RuntimeError, match="NoRepeatNGramLogitsProcessor, SuppressTokensLogitsProcessor are no distr"):
+        choose(logits, packed, [request])
+
+
+# Log-probabilities.
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_log_probabilities_are_those_of_the_processed_scores(samples: bool) -> None:
+    kinds = [[], [TopKLogitsWarper(3)], [RepetitionPenaltyLogitsProcessor(2.0)], [Recording(), TopKLogitsWarper(4)]]
+    requests = [decoding_request(i, kind, samples=samples, keeps_logprobs=i != 1) for i, kind in enumerate(kinds)]
+    packed = make_row([[3], [], [4, 3], [3]], requests)
+    logits = torch.randn(len(packed), V, generator=torch.Generator().manual_seed(0))
+    choice = choose(logits, packed, requests)
+    assert choice.logprobs is not None
+    for row, (token, logprob) in enumerate(zip(choice.token.tolist(), choice.logprobs.tolist(), strict=True)):
+        if token >= 0:
+            assert logprob == pytest.approx(math.log(law(choice.scores)[row][token]), abs=1e-6)
+    for request in requests:
+        request.keeps_logprobs = False
+    assert choose(logits, packed, requests).logprobs is None
 
 
 # Rejection sampling.
@@ -304,7 +412,7 @@ def test_rejection_equals_a_loop(count: int) -> None:
     got, start, accepted = _reject(token, scores, packed, requests, proposal).tolist(), packed.start.tolist(), 0
     p, q = law(scores), proposal.probability.double().tolist()
     for i, request in enumerate(requests):
-        width = len(request.padded_ids)
+        width = len(padded(request))
         for k, row in enumerate(range(start[i], start[i + 1])):
             if row + 1 == start[i + 1]:
                 assert got[row] == token[row], "no draft behind it: the draw from p stands"

@@ -142,12 +142,25 @@ def test_scores_and_logits_of_committed_tokens_are_kept_on_request(
     rows = [[0, 1], [4, 5], [8], []]
     assert [len(request.tokens) - had for request, had in zip(requests, [1, 1, 0, 0], strict=True)] == [2, 2, 1, 0]
     assert [[row.tolist() for row in request.scores] for request in requests] == [
-        [[2.0 * k, 2 * k + 0.5] for k in own] if scores else [] for own in rows
+        [[[2.0 * k, 2 * k + 0.5]] for k in own] if scores else [] for own in rows
     ]
     assert [[row.tolist() for row in request.logits] for request in requests] == [
-        [[float(k), k + 0.25] for k in own] if logits else [] for own in rows
+        [[[float(k), k + 0.25]] for k in own] if logits else [] for own in rows
     ]
     assert {row.dtype for request in requests for row in request.scores + request.logits} <= {torch.float32}
+
+
+def test_log_probabilities_of_committed_tokens_are_kept_on_request(cache: SlotCache) -> None:
+    ending = decoding_request(7, [9], eos=frozenset({22}), keeps_logprobs=True)
+    whole = Request(id=2, prompt=[1, 2], max_new_tokens=9, keeps_logprobs=True)
+    requests = [decoding_request(4, [9]), ending, whole, Request(id=3, prompt=[1, 2], max_new_tokens=9)]
+    packed = make_row([[11, 12, 13], [21, 22, 23]], length=[4, 7], prompts=[[1, 2], [1]])
+    packed = replace(packed, logit_rows=torch.tensor([*range(8), 9]))
+    logits = torch.zeros(9, 2)
+    choice = Choice(torch.full((9,), -1), logits, -torch.arange(9).float())
+    commit(make_verdict(packed, [1, 3, 0, 0], [50, 60, 70, -1]), packed, choice, logits, None, requests, cache)
+    assert [request.logprobs for request in requests] == [[], [-4.0, -5.0], [-8.0], []]
+    assert not any(request.scores for request in requests)
 
 
 def test_criteria_are_asked_after_each_new_token(cache: SlotCache) -> None:

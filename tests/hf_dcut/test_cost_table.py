@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable, machine_fingerprint, open_table
+from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable, machine_fingerprint, open_table, spread
 
 D = 3
 FINGERPRINT = {"device": "cpu", "target": "tiny"}
@@ -140,6 +140,82 @@ def test_measuring_keeps_the_median_after_the_warm_up(monkeypatch: pytest.Monkey
     assert (table.drafted(2, 8), table.plain(2)) == (2.5, 0.5)
     assert ran == [(2, 0), (2, 8)] * (WARM_UP + REPEATS), "interleaved"
     assert seconds == clock[0]
+
+
+# Seconds of an entry's repeats.
+STILL, BUSY = [1.0, 1.1, 1.0, 0.9, 1.0], [1.0, 3.0, 1.0, 5.0, 2.0]
+
+
+class Machine:
+    """A clock, and a step that moves it as the next of its repeats says.
+
+    Args:
+        tries: repeats of each try at T = 8, warm-up left out; the last goes on for ever. Other steps take 0.5.
+    """
+
+    def __init__(self, *tries: list[float]):
+        self.now, self.tries, self.steps = 0.0, tries, 0
+
+    def step(self, requests: int, total: int) -> None:
+        self.now += 0.5
+        if total == 8:
+            number, repeat = divmod(self.steps, WARM_UP + REPEATS)
+            values = self.tries[min(number, len(self.tries) - 1)]
+            self.now += values[repeat - WARM_UP] - 0.5 if repeat >= WARM_UP else 8.5
+            self.steps += 1
+
+
+@pytest.fixture
+def watchful(monkeypatch: pytest.MonkeyPatch) -> Callable[[CostTable, Machine], None]:
+    """Measures on a machine with the real limit of steadiness."""
+
+    def measure(table: CostTable, machine: Machine) -> None:
+        monkeypatch.setattr("hf_dcut.cost_table.STEADY", 0.25)
+        monkeypatch.setattr("hf_dcut.cost_table.time.perf_counter", lambda: machine.now)
+        table.measure(table.missing([2], lambda b: [8], 64), 64, machine.step)
+
+    return measure
+
+
+@pytest.mark.parametrize(("tries", "expected"), [([STILL], 1), ([BUSY, STILL], 2), ([BUSY, BUSY, STILL], 3)])
+def test_entries_that_vary_are_timed_again(
+    watchful: Callable[[CostTable, Machine], None],
+    caplog: pytest.LogCaptureFixture,
+    tries: list[list[float]],
+    expected: int,
+) -> None:
+    table, machine = open_table("off", D, {}), Machine(*tries)
+    watchful(table, machine)
+    assert machine.steps == expected * (WARM_UP + REPEATS)
+    assert (table.drafted(2, 8), table.plain(2), table.unsteady) == (1.0, 0.5, {})
+    assert not caplog.messages
+
+
+def test_what_stays_unsteady_is_told_and_measured_again_by_the_next_process(
+    watchful: Callable[[CostTable, Machine], None],
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = open_table(path, D, FINGERPRINT)
+    watchful(table, Machine(BUSY))
+    table.save()
+    (line,) = caplog.messages
+    assert "1 of 2 step costs varied" in line
+    assert open_table(path, D, FINGERPRINT).missing([2], lambda b: [8], 64) == {}, "not again by this process"
+    monkeypatch.setattr("hf_dcut.cost_table.os.getpid", lambda: -1)
+    again = open_table(path, D, FINGERPRINT)
+    assert again.drafted(2, 8, 64) == 2.0
+    assert again.missing([2], lambda b: [8], 64) == {2: [8]}
+    watchful(again, Machine(STILL))
+    again.save()
+    monkeypatch.undo()
+    assert open_table(path, D, FINGERPRINT).missing([2], lambda b: [8], 64) == {}
+
+
+def test_one_hiccup_among_the_repeats_does_not_matter() -> None:
+    assert spread([1.0, 1.0, 1.1, 9.0, 1.0]) < 0.25
+    assert spread([1.0, 1.0, 1.1, 9.0, 9.0]) > 0.25
 
 
 def test_a_saved_table_comes_back(path: Path) -> None:

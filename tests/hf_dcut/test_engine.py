@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 import pytest
 import torch
@@ -13,14 +14,14 @@ from transformers import PreTrainedModel
 from hf_dcut.assembly import open_engine
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
-from hf_dcut.drafters.base import BoundDrafter, Drafter
+from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.engine import Engine
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
-from hf_dcut.types import Batch, Committed, Drafts
+from hf_dcut.types import Batch, Drafts
 
 D = 3
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21], [22], [23, 24, 25, 26, 27]]
@@ -67,7 +68,7 @@ def run(
     """Returns the ids in the order they finished, and the stats."""
     config = DCutConfig(**{"budget": 0.5, **options})  # type: ignore[arg-type]
     prompt, longest = max(map(len, PROMPTS)), max(len(p) + n for p, n in zip(PROMPTS, LENGTHS, strict=True))
-    with open_engine(model, drafter, config, slots, prompt, longest, records=True) as engine:
+    with open_engine(model, drafter, config, slots, prompt, longest, stats=Stats(records=[])) as engine:
         order = [request.id for request in engine.run(requests)]
         assert not engine.roster.live
         assert not engine.roster.waiting
@@ -122,53 +123,25 @@ def test_nothing_is_drafted_for_requests_without_room(model: PreTrainedModel) ->
     assert (stats.drafted_steps, stats.plain_steps) == (0, 1)
 
 
-class Stub(Drafter):
-    """Drafts token 7 with the confidence that a function of the step's number gives.
-
-    Args:
-        confidence: of all drafts of step 0, 1, ..
-    """
-
-    draft_tokens = D
-
-    def __init__(self, confidence: Callable[[int], float]):
-        self.confidence = confidence
-
-    def check(self, target: torch.nn.Module) -> None: ...
-
-    def bind(self, target: torch.nn.Module, slots: int, length: int) -> BoundDrafter:
-        return BoundStub(self.confidence)
-
-    def cell_bytes(self, target: torch.nn.Module) -> int:
-        return 0
-
-    def fingerprint(self) -> dict[str, object]:
-        return {"kind": "stub"}
-
-
-class BoundStub(BoundDrafter):
-    def __init__(self, confidence: Callable[[int], float]):
-        self.confidence, self.step = confidence, 0
-
-    def propose(self, batch: Batch) -> Drafts:
-        sure = self.confidence(self.step)
-        self.step += 1
-        return Drafts.chain(torch.full((len(batch), D), 7), torch.full((len(batch), D), sure))
-
-    def observe(self, committed: Committed) -> None: ...
-
-    def move(self, source: int, destination: int) -> None: ...
-
-    def free(self, slot: int) -> None: ...
+def sure(confidence: Callable[[int], float]) -> Callable[[Batch], Drafts]:
+    """Returns who drafts token 7, with the confidence that a function of the step's number gives."""
+    steps = count()
+    return lambda batch: Drafts.chain(
+        torch.full((len(batch), D), 7), torch.full((len(batch), D), confidence(next(steps)))
+    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_steps_whose_drafts_cannot_be_ranked_are_plain(
-    model: PreTrainedModel, texts: list[list[int]], caplog: pytest.LogCaptureFixture, bad: float
+    model: PreTrainedModel,
+    texts: list[list[int]],
+    stub_drafter: Callable[..., Drafter],
+    caplog: pytest.LogCaptureFixture,
+    bad: float,
 ) -> None:
-    requests = make_requests()
+    requests, drafter = make_requests(), stub_drafter(D, sure(lambda step: bad if step % 2 else 0.5))
     with caplog.at_level(logging.WARNING, "hf_dcut"):
-        _, stats = run(model, Stub(lambda step: bad if step % 2 else 0.5), 7, requests)
+        _, stats = run(model, drafter, 7, requests)
     (line,) = caplog.messages
     assert "non-finite confidences" in line
     assert [request.tokens for request in requests] == texts
@@ -176,10 +149,13 @@ def test_steps_whose_drafts_cannot_be_ranked_are_plain(
     assert drafted[:4] == [True, False, True, False]
 
 
-def test_auto_skips_drafts_that_do_not_pay(model: PreTrainedModel, texts: list[list[int]]) -> None:
+def test_auto_skips_drafts_that_do_not_pay(
+    model: PreTrainedModel, texts: list[list[int]], stub_drafter: Callable[..., Drafter]
+) -> None:
     table = CostTable.from_rows({7: {0: 1.0, 7: 3.0, 28: 4.0}}, D)
     requests = make_requests()
-    _, stats = run(model, Stub(lambda step: 0.9), 7, requests, budget="auto", cost_table=table, deterministic=True)
+    drafter = stub_drafter(D, sure(lambda step: 0.9))
+    _, stats = run(model, drafter, 7, requests, budget="auto", cost_table=table, deterministic=True)
     assert [request.tokens for request in requests] == texts
     assert stats.plain_steps > stats.drafted_steps > 0
     assert table.seconds == {0: {7: {0: 1.0, 7: 3.0, 28: 4.0}}}, "deterministic"

@@ -28,14 +28,13 @@ from transformers.generation import (
     BaseStreamer,
     GenerateDecoderOnlyOutput,
     MaxLengthCriteria,
-    PrefixConstrainedLogitsProcessor,
 )
 
 import hf_dcut
 from hf_dcut import DCutConfig, DCutOutput, PromptLookupDrafter
 from hf_dcut.drafters import DFlashDrafter
-from hf_dcut.drafters.base import BoundDrafter, Drafter
-from hf_dcut.types import Batch, Committed, Drafts
+from hf_dcut.drafters.base import Drafter
+from hf_dcut.types import Batch, Drafts
 
 Inputs = dict[str, torch.Tensor]
 DRAFTER = PromptLookupDrafter(4)
@@ -171,7 +170,7 @@ def test_generate_shows_what_it_did_before() -> None:
 
 def test_the_output_is_a_model_output(model: PreTrainedModel, inputs: Inputs) -> None:
     output = model.generate(**inputs, **NAMED, assistant_model=DRAFTER, dcut=0.5)
-    assert list(output.keys()) == ["sequences", "stats"]
+    assert list(output.keys()) == ["sequences", "finish_reasons", "stats"]
     assert output[0] is output["sequences"] is output.sequences
 
 
@@ -315,7 +314,7 @@ BAD_CALLS = {
     "a list": Bad(r"dcut=\[0.5\]: give True, a budget", {"dcut": [0.5]}, TypeError),
     "more than the block": Bad("draft_tokens=5: the drafter makes 4", {"dcut": {"budget": 0.5, "draft_tokens": 5}}),
     "too little memory": Bad(
-        r"3 slots of 21 cells take [\d.]+ MiB .* allowed by dcut max_cache_bytes: .* lower max_new_tokens",
+        r"3 slots of 21 cells take [\d.]+ KiB .* but 1000 bytes are allowed by dcut max_cache_bytes: .* lower max_new",
         {"dcut": {"budget": 0.5, "max_cache_bytes": 1000}},
         MemoryError,
     ),
@@ -352,10 +351,6 @@ BAD_CALLS = {
         r"logits_processor Locked cannot be copied for each request \(.*lock.*\): pass hf_dcut.PerRequest",
         {"logits_processor": [Locked()]},
         TypeError,
-    ),
-    "allowed tokens in a processor": Bad(
-        "PrefixConstrainedLogitsProcessor asks by row: pass prefix_allowed_tokens_fn",
-        {"logits_processor": [PrefixConstrainedLogitsProcessor(lambda row, ids: [5], 1)]},
     ),
     "no tokens allowed": Bad("empty list for batch ID", {"prefix_allowed_tokens_fn": lambda row, ids: []}),
     "too few seeds": Bad("seed has 2 entries for 3 requests: give one a request", {"do_sample": True, "seed": [1, 2]}),
@@ -413,7 +408,7 @@ def test_drafts_cannot_be_drawn_under_processors_that_read_ids(model: PreTrained
     options = {"do_sample": True, "max_new_tokens": 8, "repetition_penalty": 1.2, "top_k": 0}
     sampled = {"budget": 1.0, "proposals": "sampled"}
     with pytest.raises(
-        ValueError, match=r"proposals='sampled' warps .* these are RepetitionPenaltyLogitsProcessor: leave"
+        ValueError, match=r"proposals='sampled' warps .* do not: RepetitionPenaltyLogitsProcessor. Leave"
     ):
         model.generate(**inputs, **options, assistant_model=random_dflash(model), dcut=sampled)
 
@@ -534,51 +529,56 @@ def test_a_stateful_model() -> None:
 # A drafter that gives NaN, and one that fails.
 
 
-class Broken(Drafter, BoundDrafter):
-    """Drafts the pad token, and is not sure of anything."""
-
-    draft_tokens = 3
-    taps = (0, 2)
-
-    def check(self, target: torch.nn.Module) -> None: ...
-
-    def bind(self, target: torch.nn.Module, slots: int, length: int) -> BoundDrafter:
-        return self
-
-    def cell_bytes(self, target: torch.nn.Module) -> int:
-        return 0
-
-    def fingerprint(self) -> dict[str, object]:
-        return {"kind": "broken"}
-
-    def observe(self, committed: Committed) -> None: ...
-
-    def propose(self, batch: Batch) -> Drafts:
-        return Drafts.chain(torch.zeros(len(batch), 3, dtype=torch.int64), torch.full((len(batch), 3), math.nan))
-
-    def move(self, source: int, destination: int) -> None: ...
-
-    def free(self, slot: int) -> None: ...
-
-
 @pytest.mark.parametrize("dcut", [0.5, True], ids=str)
 def test_a_drafter_that_gives_nan_changes_nothing(
-    model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor, caplog: pytest.LogCaptureFixture, dcut: Any
+    model: PreTrainedModel,
+    inputs: Inputs,
+    expected: torch.Tensor,
+    stub_drafter: Callable[..., Drafter],
+    caplog: pytest.LogCaptureFixture,
+    dcut: Any,
 ) -> None:
+    def unsure(batch: Batch) -> Drafts:
+        return Drafts.chain(torch.zeros(len(batch), 3, dtype=torch.int64), torch.full((len(batch), 3), math.nan))
+
     with caplog.at_level(logging.WARNING, "hf_dcut"):
-        output = model.generate(**inputs, **NAMED, assistant_model=Broken(), dcut=dcut)
+        output = model.generate(**inputs, **NAMED, assistant_model=stub_drafter(3, unsure), dcut=dcut)
     assert torch.equal(output.sequences, expected)
     assert (output.stats.drafted_steps, output.stats.plain_steps) == (0, 7)
     assert len([line for line in caplog.messages if "non-finite confidences" in line]) == len(caplog.messages) == 1
 
 
-def test_a_drafter_that_fails_leaves_no_hooks(
-    model: PreTrainedModel, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verb", ["propose", "observe"])
+def test_a_drafter_that_fails_changes_nothing(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    expected: torch.Tensor,
+    stub_drafter: Callable[..., Drafter],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    verb: str,
 ) -> None:
-    def fail(self: Broken, batch: Batch) -> Drafts:
+    def fail(given: object) -> Drafts:
         assert any(layer._forward_hooks for layer in model.model.layers)
         raise ArithmeticError("in the drafter")
 
-    monkeypatch.setattr(Broken, "propose", fail)
-    with pytest.raises(ArithmeticError, match="in the drafter"):
-        model.generate(**inputs, **GREEDY, assistant_model=Broken(), dcut=0.5)
+    drafter = stub_drafter(3, fail, taps=(0, 2))
+    if verb == "observe":
+        monkeypatch.setattr(drafter, "observe", fail)
+    with caplog.at_level(logging.WARNING, "hf_dcut"):
+        output = model.generate(**inputs, **NAMED, assistant_model=drafter, dcut=0.5)
+    assert torch.equal(output.sequences, expected)
+    assert (output.stats.drafted_steps, output.stats.plain_steps) == (0, 7)
+    (line,) = caplog.messages
+    assert f"failed to {verb} (ArithmeticError: in the drafter)" in line
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_error_of_our_own_is_not_taken_for_the_drafters(
+    model: PreTrainedModel, inputs: Inputs, stub_drafter: Callable[..., Drafter]
+) -> None:
+    def fail(batch: Batch) -> Drafts:
+        raise AssertionError("broken invariant")
+
+    with pytest.raises(AssertionError, match="broken invariant"):
+        model.generate(**inputs, **GREEDY, assistant_model=stub_drafter(3, fail), dcut=0.5)

@@ -16,6 +16,7 @@ from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.profiling import kv_length_for, powers_of_two
 from hf_dcut.requests import Request
+from hf_dcut.stats import Stats
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_nothing_of_it_reaches_the_requests(tiny_llama: Callable[..., PreTrained
         # Without following what steps take, both runs decide alike as long as drafting pays.
         config = DCutConfig(budget="auto", ratios=(1.0,), cost_table=where, deterministic=True)
         request = Request(id=0, prompt=prompt, max_new_tokens=12)
-        with open_engine(model, own, config, slots=2, prompt=5, longest=17, records=True) as engine:
+        with open_engine(model, own, config, slots=2, prompt=5, longest=17, stats=Stats(records=[])) as engine:
             engine.skip.drafts_next = lambda: True  # type: ignore[union-attr, method-assign]
             list(engine.run([request]))
             assert engine.stats.records is not None

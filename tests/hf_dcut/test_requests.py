@@ -1,13 +1,11 @@
-"""Requests end where they should, and live ones fill slots 0, 1, .. whatever happens."""
+"""Requests end where they should and know where they stand."""
 
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import StoppingCriteriaList
 
-from hf_dcut.requests import Request, Roster, batch_of
+from hf_dcut.requests import Request, batch_of
 
 NONE = torch.zeros(0, 5)  # scores that nobody keeps
 
@@ -47,6 +45,31 @@ def test_a_criterion_is_asked_with_the_padded_text_after_each_token() -> None:
     assert (again.append([8, 6], NONE), again.finish_reason) == (1, "stop")
 
 
+def test_criteria_are_asked_once_about_each_token_also_by_those_who_look_ahead() -> None:
+    asked = []
+
+    def at_eight(ids: torch.Tensor, scores: object) -> torch.Tensor:
+        asked.append(ids[0].tolist())
+        return ids[:, -1] == 8
+
+    request = Request(id=0, prompt=[1], max_new_tokens=9, eos=frozenset({6}), criteria=StoppingCriteriaList([at_eight]))
+    request.append([2], NONE)
+    assert request.ending([3], NONE) is None
+    assert request.ending([3, 8], NONE) == "stop"
+    assert (request.tokens, request.finish_reason) == ([2], None), "looking ahead commits nothing"
+    assert request.append([3, 8, -1], NONE) == 2
+    assert (request.tokens, request.finish_reason) == ([2, 3, 8], "stop")
+    assert asked == [[1, 2], [1, 2, 3], [1, 2, 3, 8]]
+
+
+def test_criteria_are_asked_about_the_last_token_too() -> None:
+    asked = []
+    criteria = StoppingCriteriaList([lambda ids, scores: asked.append(ids.shape[1]) or False])
+    request = Request(id=0, prompt=[1], max_new_tokens=9, eos=frozenset({6}), criteria=criteria)
+    assert (request.append([3, 6], NONE), request.finish_reason) == (2, "eos")
+    assert asked == [2, 3]
+
+
 def test_criteria_get_the_scores_that_are_kept() -> None:
     given = []
 
@@ -83,56 +106,3 @@ def test_batch_columns() -> None:
     assert columns == [[0, 1], [3, 1], [8, 9], [6, 0], [3, 0], [4, 0]]
     assert batch.slot.dtype == torch.int64
     assert len(batch_of([], "cpu")) == 0
-
-
-def read_some(roster: Roster, cells: int) -> None:
-    """Reads prompts in slot order, as a step does: the next begins once the one before it is read."""
-    for request in roster.reading:
-        piece = min(cells, len(request.prompt) - request.read)
-        request.read += piece
-        cells -= piece
-        if request.decoding:
-            request.append([0], NONE)
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.data())
-def test_live_requests_fill_the_first_slots_decoding_ones_first(data: st.DataObject) -> None:
-    roster = Roster(slots=data.draw(st.integers(1, 5), "slots"))
-    prompts = data.draw(st.lists(st.integers(1, 6), max_size=12), "prompt lengths")
-    everyone = [Request(id=i, prompt=[0] * n, max_new_tokens=100) for i, n in enumerate(prompts)]
-    roster.waiting.extend(everyone)
-    finished: list[Request] = []
-    content: dict[int, int] = {}  # what each slot holds, as a cache would: written when admitted, copied by moves
-    while roster.live or roster.waiting:
-        already = len(roster.live)
-        roster.admit()
-        content |= {request.slot: request.id for request in roster.live[already:]}
-        read_some(roster, data.draw(st.integers(1, 8), "cells"))
-        ending = [r for r in roster.decoding if data.draw(st.booleans(), "ends") or len(r.tokens) > 5]
-        for request in roster.decoding:
-            request.append([0], NONE)
-        for request in ending:
-            request.finish_reason = "eos"
-        for source, destination in roster.retire():
-            content[destination] = content[source]
-        finished += ending
-        assert [request.slot for request in roster.live] == list(range(len(roster.live)))
-        assert roster.live == roster.decoding + roster.reading
-        assert [content[request.slot] for request in roster.live] == [request.id for request in roster.live]
-        assert all(request.slot == -1 for request in ending)
-        assert {*roster.live, *roster.waiting, *finished} == set(everyone)
-        assert not roster.waiting or ending or len(roster.live) == roster.slots
-    assert len(finished) == len(everyone)
-
-
-def test_those_who_wait_come_first_come_first_served() -> None:
-    roster = Roster(slots=2)
-    roster.waiting.extend(Request(id=i, prompt=[0], max_new_tokens=1) for i in range(4))
-    order = []
-    while roster.live or roster.waiting:
-        roster.admit()
-        read_some(roster, 1)
-        order += [request.id for request in roster.live if request.finish_reason]
-        roster.retire()
-    assert order == [0, 1, 2, 3]

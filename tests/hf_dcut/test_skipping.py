@@ -14,13 +14,13 @@ PLAIN, DRAFTED = 1.0, 1.5
 Committed = Callable[[int], int]
 
 
-def make_rule(batch: int) -> SkipRule:
-    return SkipRule(CostTable.from_rows({batch: {0: PLAIN, batch: DRAFTED, 4 * batch: DRAFTED}}, D))
+def make_rule(batch: int, cost: float = DRAFTED) -> SkipRule:
+    return SkipRule(CostTable.from_rows({batch: {0: PLAIN, batch: cost, 4 * batch: cost}}, D))
 
 
-def run(batch: int, steps: int, committed: Committed) -> list[bool]:
+def run(batch: int, steps: int, committed: Committed, cost: float = DRAFTED) -> list[bool]:
     """Returns which of the steps drafted, when step i commits so many tokens a request."""
-    rule, drafted = make_rule(batch), []
+    rule, drafted = make_rule(batch, cost), []
     for step in range(steps):
         drafted.append(rule.drafts_next())
         if drafted[-1]:
@@ -42,8 +42,13 @@ def test_a_gain_that_only_pays_on_average_is_not_skipped() -> None:
     assert all(run(8, 300, lambda step: 1 if step % 2 else 3))
 
 
-def test_pauses_double_up_to_32_while_drafts_do_not_pay() -> None:
-    assert pauses(run(64, 300, lambda step: 1))[:8] == [1, 2, 4, 8, 16, 32, 32, 32]
+@pytest.mark.parametrize(
+    ("cost", "expected"),
+    # The first pause makes the loss a twentieth of it: 0.02, 0.09, 0.5 and 2 plain steps.
+    [(1.02, [1, 2, 4, 8, 16, 32]), (1.09, [2, 4, 8, 16, 32, 32]), (1.5, [10, 20, 32, 32]), (3.0, [32, 32, 32])],
+)
+def test_pauses_make_up_for_the_loss_and_double_up_to_32(cost: float, expected: list[int]) -> None:
+    assert pauses(run(64, 300, lambda step: 1, cost))[: len(expected)] == expected
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
@@ -67,6 +72,6 @@ def test_drafting_resumes_when_it_pays_again() -> None:
     assert not all(drafted[:100])
 
 
-def test_a_pause_after_a_good_time_starts_at_one_again() -> None:
-    drafted = run(64, 400, lambda step: 4 if 100 <= step < 300 else 1)
+def test_after_a_good_time_pauses_are_short_again() -> None:
+    drafted = run(64, 400, lambda step: 4 if 100 <= step < 300 else 1, cost=1.02)
     assert pauses(drafted[150:])[:4] == [1, 2, 4, 8]

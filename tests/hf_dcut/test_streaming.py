@@ -50,11 +50,6 @@ def model(tiny_llama: Callable[..., PreTrainedModel]) -> PreTrainedModel:
     return tiny_llama(vocab_size=259, eos_token_id=[2, 50, 60, 70])
 
 
-@pytest.fixture(scope="module")
-def inputs(make_prompts: Callable[..., Inputs]) -> Inputs:
-    return make_prompts(5, seed=4)
-
-
 def pieces_of(tokenizer: PreTrainedTokenizerBase, parts: Sequence[Sequence[int]], **options: Any) -> list[Piece]:
     """Returns what is handed out for one request whose tokens come in these parts."""
     given: list[Piece] = []

@@ -63,7 +63,7 @@ def test_places_without_a_draft_are_left_out() -> None:
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `plots`")
+    pytest.importorskip("matplotlib", reason="the extra `bench`")
     curve = calibration(torch.tensor([0.1, 0.9, 0.4]), torch.tensor([False, True, True]))
     plot({"a drafter": curve}, tmp_path / "sub" / "curve.png")
     assert (tmp_path / "sub" / "curve.png").stat().st_size > 1000

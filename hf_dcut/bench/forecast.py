@@ -1,0 +1,196 @@
+"""Forecasts from a run's recorded drafts: other machines, other batch sizes, and how well they meet measurements."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hf_dcut.bench.cell import Cell, Key
+from hf_dcut.bench.journal import Journal
+from hf_dcut.bench.peers import PEERS
+from hf_dcut.bench.policies import BUDGETS
+from hf_dcut.bench.rounds import blocks_of
+from hf_dcut.bench.simulator import replay
+from hf_dcut.bench.surface import Surface, surface_of
+from hf_dcut.bench.table import markdown
+from hf_dcut.bench.trace import Trace
+from hf_dcut.cost_table import CostTable
+
+WITHIN = 0.10
+
+
+def forecast(traces: Sequence[Trace], costs: Surface, batch: int, methods: Sequence[str]) -> dict[str, float]:
+    """Returns tokens/s of each method, without reading prompts.
+
+    Args:
+        traces: recorded requests; they are repeated until there are two for each slot.
+        costs: seconds of steps.
+        batch: B.
+        methods: as in `policies.rule_of`.
+    """
+    enough = [traces[i % len(traces)] for i in range(max(len(traces), 2 * batch))]
+    return {method: replay(enough, batch, method, costs).tokens_per_second for method in methods}
+
+
+def forecast_table(
+    journal: Journal, costs: Sequence[str], batches: Sequence[int], methods: Sequence[str] | None = None
+) -> str:
+    """Returns forecasts for cost tables and batch sizes as Markdown: tokens/s, and over verifying every draft.
+
+    Args:
+        journal: of a run with recorded drafts.
+        costs: names, as in `surface.surface_of`.
+        batches: B's.
+        methods: as in `policies.rule_of`; the budgets when None.
+
+    Raises:
+        ValueError: nothing recorded, or an unknown name.
+    """
+    names = tuple(methods or BUDGETS)
+    rows = []
+    for data in _recorded(journal):
+        traces = journal.traces(data)
+        for cost in costs:
+            surface = surface_of(cost, journal.surface(traces[0].depth))
+            for batch in batches:
+                speed = forecast(traces, surface, batch, names)
+                full = speed.get("1.0")
+                cells = [f"{v:.0f}" + (f" ({v / full:.2f})" if full else "") for v in speed.values()]
+                rows.append([data, cost, str(batch), *cells])
+    return markdown(["data", "costs", "B", *names], rows)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A forecast beside its measurement.
+
+    Attributes:
+        key: the cell.
+        method: of ours.
+        measured, predicted: tokens/s.
+    """
+
+    key: Key
+    method: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Share that the forecast is off."""
+        return self.predicted / self.measured - 1
+
+
+def check(journal: Journal, fit: Key) -> list[Check]:
+    """Returns forecasts for cells with other prompts and another batch size than the one they were fitted on.
+
+    Two numbers are fitted, on the one cell: how much slower real steps are than profiled ones, and the seconds of a
+    prompt token. A cell's own batch size is taken out of the cost table before its steps are priced.
+
+    Args:
+        journal: of a run with recorded drafts.
+        fit: the cell to fit on.
+
+    Raises:
+        ValueError: no such cell, or none with other prompts and another batch size.
+    """
+    cells = {cell.key: cell for cell in journal.cells()}
+    others = [key for key in cells if _comparable(key, fit) and key.data in journal.recorded()]
+    if fit not in cells or fit.data not in journal.recorded() or not others:
+        raise ValueError(
+            f"fit={fit}: name a cell of the run, as DATA:B; it takes two recorded data sets at two batch sizes or more"
+        )
+    scale, reading = _fitted(journal, cells[fit])
+    found = []
+    for key in others:
+        for method in _ours(cells[key]):
+            steps, prompts = _seconds_per_token(journal, cells[key], method, held_out=True)
+            measured = cells[key].speed(method)
+            assert measured is not None
+            found.append(Check(key, method, measured, 1 / (scale * steps + reading * prompts)))
+    return found
+
+
+def check_table(journal: Journal, fit: str) -> str:
+    """Returns the forecasts beside the measurements as Markdown, and a line that sums up.
+
+    Args:
+        journal: of a run.
+        fit: the cell to fit on, as "gsm8k:8".
+    """
+    checks = check(journal, _key_of(journal, fit))
+    rows = [[str(c.key), c.method, f"{c.measured:.1f}", f"{c.predicted:.1f}", f"{c.error:+.1%}"] for c in checks]
+    errors = [abs(c.error) for c in checks]
+    inside = sum(error <= WITHIN for error in errors)
+    summary = (
+        f"fitted on {fit}: {inside} of {len(errors)} forecasts within {WITHIN:.0%}, median error "
+        f"{statistics.median(errors):.1%}, largest {max(errors):.1%}"
+    )
+    return markdown(["cell", "method", "measured", "forecast", "off"], rows) + "\n\n" + summary
+
+
+def _fitted(journal: Journal, cell: Cell) -> tuple[float, float]:
+    """Returns the scale of step seconds and the seconds of a prompt token that fit a cell best, by relative error."""
+    methods = _ours(cell)
+    rows = torch.tensor([_seconds_per_token(journal, cell, m, held_out=False) for m in methods], dtype=torch.float64)
+    speed = torch.tensor([cell.speed(m) for m in methods], dtype=torch.float64)
+    # Rows are multiplied by the speed, so that every method's right side is 1 and all errors are relative.
+    solved = torch.linalg.lstsq(rows * speed[:, None], torch.ones(len(methods), 1, dtype=torch.float64)).solution
+    scale, reading = solved[:, 0].tolist()
+    if len(methods) > 1 and scale > 0 and reading > 0:
+        return scale, reading
+    return float(1 / (rows[:, 0] * speed).mean()), 0.0
+
+
+def _seconds_per_token(journal: Journal, cell: Cell, method: str, held_out: bool) -> tuple[float, float]:
+    """Returns profiled step seconds, and prompt tokens, for each new token of a method in a cell."""
+    key = cell.key
+    traces, surface = journal.traces(key.data), journal.surface(key.draft_tokens)
+    assert surface is not None
+    believed = CostTable.from_rows(surface.rows, key.draft_tokens)
+    costs = surface.without(key.batch) if held_out and len(surface.rows) > 2 else surface
+    plan = journal.header["plan"]
+    count = max(plan["prompts"], key.batch * plan["per_slot"])
+    blocks = [traces[block] for block in blocks_of(count, key.batch, plan["per_slot"]) if block.stop <= len(traces)]
+    seconds = tokens = prompts = 0.0
+    for block in blocks or [traces]:
+        replayed = replay(block, key.batch, method, costs, believed, draft_tokens=key.draft_tokens)
+        seconds += replayed.seconds
+        tokens += replayed.stats.new_tokens
+        prompts += sum(trace.prompt_tokens for trace in block)
+    return seconds / tokens, prompts / tokens
+
+
+def _comparable(key: Key, fit: Key) -> bool:
+    return (
+        key.data != fit.data
+        and key.batch != fit.batch
+        and key.draft_tokens == fit.draft_tokens
+        and not key.temperature
+        and not fit.temperature
+    )
+
+
+def _ours(cell: Cell) -> list[str]:
+    """Returns the methods of a cell that a replay knows."""
+    return [m for m in cell.methods if m not in PEERS and not m.startswith("short-") and cell.speed(m) is not None]
+
+
+def _key_of(journal: Journal, fit: str) -> Key:
+    data, _, batch = fit.rpartition(":")
+    for cell in journal.cells():
+        if (cell.key.data, str(cell.key.batch), cell.key.temperature) == (data, batch, 0.0):
+            return cell.key
+    raise ValueError(
+        f"fit={fit!r}: the run has the cells {', '.join(f'{c.key.data}:{c.key.batch}' for c in journal.cells())}"
+    )
+
+
+def _recorded(journal: Journal) -> list[str]:
+    names = journal.recorded()
+    if not names:
+        raise ValueError(f"{journal.path} has no recorded drafts: run hf-dcut bench with --record 32")
+    return names

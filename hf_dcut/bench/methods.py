@@ -1,0 +1,207 @@
+"""What is compared: each method answers the same prompts, with the same options.
+
+Ours keep the batch full: a request that finishes is replaced by the next prompt. Transformers' own are in `peers.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
+
+from hf_dcut.assembly import open_engine
+from hf_dcut.bench import peers
+from hf_dcut.bench.machine import peak_memory
+from hf_dcut.bench.policies import BUDGETS, limited, rule_of
+from hf_dcut.bench.wrapping import Wrapped
+from hf_dcut.config import DCutConfig
+from hf_dcut.cost_table import CostTable
+from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.requests import Request
+from hf_dcut.stats import Stats
+
+PLAIN, SHORT = "plain", "short-"
+DEFAULT_METHODS = (peers.GENERATE, PLAIN, *BUDGETS)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all methods of a cell share.
+
+    Attributes:
+        model: the target.
+        drafter: who proposes.
+        batch: B, requests at once.
+        max_new_tokens: of each.
+        temperature: 0 decodes greedily.
+        draft_tokens: D; the drafter's own when None.
+        costs: of steps with this drafter.
+        short: a drafter that is fed a block of only D tokens, and its costs; None when D is its own.
+        assistant: a model for upstream's assisted decoding.
+        width: tokens of the longest prompt of the cell.
+    """
+
+    model: PreTrainedModel
+    drafter: Drafter
+    batch: int
+    max_new_tokens: int
+    width: int
+    temperature: float = 0.0
+    draft_tokens: int | None = None
+    costs: CostTable | None = None
+    short: tuple[Drafter, CostTable] | None = None
+    assistant: PreTrainedModel | None = None
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        ids = self.model.generation_config.eos_token_id
+        return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a method made of some prompts.
+
+    Attributes:
+        seconds: of the whole call, prompts included.
+        sequences: new tokens of each prompt, up to and with an end token.
+        first_token: seconds to the first token, the median over the requests that need not wait; None if not known.
+        peak_bytes: most memory in use; None if not known.
+        stats: of our steps; None for upstream's methods.
+    """
+
+    seconds: float
+    sequences: list[list[int]]
+    first_token: float | None
+    peak_bytes: int | None
+    stats: Stats | None
+
+    @property
+    def tokens(self) -> int:
+        """New tokens."""
+        return sum(map(len, self.sequences))
+
+
+def check_method(method: str) -> None:
+    """Raises ValueError for a method that does not exist."""
+    if method in peers.PEERS:
+        return
+    try:
+        rule_of(method.removeprefix(SHORT))
+    except ValueError as error:
+        raise ValueError(f"{error}, {SHORT} before one of these, or one of {', '.join(peers.PEERS)}") from None
+
+
+def applies(method: str, setting: Setting) -> bool:
+    """Returns whether a method can run in a cell: upstream assists one request at a time, a short block is shorter."""
+    if method in peers.SINGLE:
+        return setting.batch == 1
+    return setting.short is not None or not method.startswith(SHORT)
+
+
+def run(method: str, setting: Setting, prompts: Sequence[list[int]]) -> Outcome:
+    """Returns what a method makes of the prompts, timed.
+
+    Args:
+        method: a peer of `peers.PEERS`, or as in `policies.rule_of`, with "short-" before it for a shorter block.
+        setting: of the cell.
+        prompts: token ids of each.
+    """
+    stats: Stats | None = None
+    with peak_memory(setting.model.device) as peak:
+        if method in peers.PEERS:
+            options = peers.Options(
+                setting.batch, setting.max_new_tokens, setting.temperature, setting.width, setting.assistant
+            )
+            seconds, sequences, first = peers.run(method, setting.model, prompts, options)
+        else:
+            seconds, sequences, first, stats = _run_ours(method, setting, prompts)
+    ends = setting.eos
+    return Outcome(seconds, [_until(ends, tokens) for tokens in sequences], first, peak[0], stats)
+
+
+def requests_of(setting: Setting, prompts: Sequence[list[int]]) -> list[Request]:
+    """Returns a request a prompt, each with its number as seed."""
+    warpers = LogitsProcessorList()
+    if setting.temperature not in (0.0, 1.0):
+        warpers.append(TemperatureLogitsWarper(setting.temperature))
+    return [
+        Request(
+            id=number,
+            prompt=prompt,
+            max_new_tokens=setting.max_new_tokens,
+            eos=setting.eos,
+            seed=number,
+            samples=setting.temperature > 0,
+            processors=warpers,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def shorter(drafter: Drafter, draft_tokens: int) -> DFlashDrafter:
+    """Returns the drafter fed a block of `draft_tokens + 1`, which it was not trained on; weights are shared.
+
+    Raises:
+        ValueError: another kind of drafter.
+    """
+    if not isinstance(drafter, DFlashDrafter):
+        raise ValueError(
+            f"methods with {SHORT} feed a shorter block, which a {type(drafter).__name__} does not have: leave them out"
+        )
+    model = copy.copy(drafter.model)
+    model.config = replace(model.config, block_size=draft_tokens + 1)
+    return DFlashDrafter(model)
+
+
+def _run_ours(
+    method: str, setting: Setting, prompts: Sequence[list[int]]
+) -> tuple[float, list[list[int]], float | None, Stats]:
+    """Returns seconds, answers, seconds to the first token and stats of our engine."""
+    drafter, costs = setting.drafter, setting.costs
+    if method.startswith(SHORT):
+        assert setting.short is not None
+        drafter, costs = setting.short
+    budget, policy = rule_of(method.removeprefix(SHORT))
+    depth = setting.draft_tokens or drafter.draft_tokens
+    if policy is not None:
+        drafter = Wrapped(drafter, limited(policy, depth))
+    config = DCutConfig(budget=budget, draft_tokens=depth, cost_table="off" if costs is None else costs)
+    requests = requests_of(setting, prompts)
+    begin = time.perf_counter()
+    clocks = [_FirstToken() for _ in requests[: setting.batch]]
+    for request, clock in zip(requests, clocks, strict=False):
+        request.listener = clock
+    longest = max(map(len, prompts)) + setting.max_new_tokens
+    proposer = None if budget == "none" else drafter
+    slots = min(setting.batch, len(prompts))
+    with open_engine(setting.model, proposer, config, slots, max(map(len, prompts)), longest) as engine:
+        for _ in engine.run(requests):
+            pass
+        stats = engine.stats
+    if setting.model.device.type == "cuda":
+        torch.cuda.synchronize(setting.model.device)
+    seconds = time.perf_counter() - begin
+    first = statistics.median(clock.time for clock in clocks) - begin
+    return seconds, [request.tokens for request in requests], first, stats
+
+
+class _FirstToken:
+    """Listens to a request and notes when its first token came."""
+
+    time = 0.0
+
+    def __call__(self, tokens: Sequence[int], ended: bool) -> None:
+        self.time = self.time or time.perf_counter()
+
+
+def _until(ends: frozenset[int], tokens: Sequence[int]) -> list[int]:
+    """Returns the tokens up to and with the first that ends the answer."""
+    return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])

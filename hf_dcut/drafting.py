@@ -1,0 +1,116 @@
+"""`Drafting`: the drafter's side of a call. What goes wrong there costs speed, never a request.
+
+Drafts are guesses, so a step without them is a step all the same. A drafter whose code raises is not asked again during
+the call; drafts that cannot be ranked are left out. Either is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_dcut.config import DCutConfig
+from hf_dcut.drafters.base import BoundDrafter
+from hf_dcut.drawing import draw_drafts
+from hf_dcut.requests import Request
+from hf_dcut.types import Batch, Committed, Drafts
+
+logger = logging.getLogger(__name__)
+
+# What a model's or a look-up's code raises: shapes, dtypes, devices, indices, numbers. Interrupts and assertions, which
+# are our own, go up.
+_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class Drafting:
+    """A bound drafter, or none, that never fails.
+
+    Args:
+        drafter: who proposes; None decodes plainly.
+        depth: D, drafts used of a block.
+        config: how drafts are made.
+        vocabulary: V, of the target.
+        agree: makes a tensor the same on all processes.
+        strict: whether the drafter's errors are raised after all: while its costs are measured.
+    """
+
+    def __init__(
+        self,
+        drafter: BoundDrafter | None,
+        depth: int,
+        config: DCutConfig,
+        vocabulary: int,
+        agree: Callable[[Tensor], Tensor],
+        strict: bool = False,
+    ):
+        self.drafter, self.depth, self.config, self.vocabulary = drafter, depth, config, vocabulary
+        self.agree, self.strict = agree, strict
+        self._warned = False
+
+    def propose(self, batch: Batch, decoding: Sequence[Request]) -> Drafts | None:
+        """Returns the first D drafts of the drafter's block, its likeliest tokens or drawn ones; None if it failed.
+
+        Raises:
+            torch.OutOfMemoryError: too many requests at once.
+        """
+        with self._watch("propose") as drafter:
+            if self.config.proposals == "sampled" and all(request.samples for request in decoding):
+                logits, ids = drafter.propose_logits(batch)
+                drafts = draw_drafts(logits, ids, batch, decoding, self.vocabulary)
+            else:
+                drafts = drafter.propose(batch)
+            token, parent, confidence = (x[:, : self.depth] for x in (drafts.token, drafts.parent, drafts.confidence))
+            count = drafts.count.clamp_max(self.depth)
+            return Drafts(token, parent, count, self.agree(confidence), drafts.proposal)
+        return None
+
+    def observe(self, committed: Committed) -> None:
+        """Takes in what became part of the requests."""
+        self._do("observe", committed)
+
+    def move(self, source: int, destination: int) -> None:
+        """Moves a request's state to another slot."""
+        self._do("move", source, destination)
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Gives a slot the state of another's first `length` cells."""
+        self._do("copy", source, destination, length)
+
+    def free(self, slot: int) -> None:
+        """Forgets the state of a slot."""
+        self._do("free", slot)
+
+    def unranked(self) -> None:
+        """Says, once, that a step is plain since its drafts have no finite confidences."""
+        self._warn("the drafter gave non-finite confidences: such steps decode plainly, the output stays the target's")
+
+    def _do(self, verb: str, *arguments: Any) -> None:
+        if self.drafter is not None:
+            with self._watch(verb) as drafter:
+                getattr(drafter, verb)(*arguments)
+
+    @contextmanager
+    def _watch(self, verb: str) -> Iterator[BoundDrafter]:
+        """Gives the drafter; if it raises, it is given up for the rest of the call."""
+        assert self.drafter is not None
+        try:
+            yield self.drafter
+        except _FAULTS as error:
+            memory = isinstance(error, torch.OutOfMemoryError) and verb == "propose"
+            if self.strict or memory:
+                raise
+            self.drafter = None
+            what = f"{type(error).__name__}: {error}"
+            self._warn(
+                f"the drafter failed to {verb} ({what}): decoding plainly from here, the output stays the target's"
+            )
+
+    def _warn(self, message: str) -> None:
+        if not self._warned:
+            logger.warning(message)
+        self._warned = True

@@ -1,0 +1,120 @@
+"""Who is live, who waits, and what is read next.
+
+Live requests fill slots 0, 1, ..: those that decode first, then those that read. Those who wait are admitted by
+priority, then by arrival; one that lost its slot keeps its arrival, so it comes back before those behind it. Every live
+request that decodes takes part in every step, and beside them at most `limit` tokens are read. So a running request
+gets at least one token a step, and no step is longer than one of B (D+1) + `limit` packed tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Collection, Sequence
+
+import torch
+
+from hf_dcut.packing import Chunk
+from hf_dcut.requests import Request
+
+
+class Roster:
+    """Live and waiting requests.
+
+    Args:
+        slots: how many can be live at once.
+    """
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.live: list[Request] = []
+        self.waiting: list[Request] = []
+        self._arrivals = 0
+
+    @property
+    def decoding(self) -> list[Request]:
+        """Live requests that have read their prompts, in slot order."""
+        return [request for request in self.live if request.decoding]
+
+    @property
+    def reading(self) -> list[Request]:
+        """Live requests that still read their prompts, in slot order."""
+        return [request for request in self.live if not request.decoding]
+
+    def add(self, request: Request) -> None:
+        """Lets a request wait for a slot."""
+        if request.arrival < 0:
+            request.arrival = self._arrivals
+            self._arrivals += 1
+        insort(self.waiting, request, key=lambda r: (-r.priority, r.arrival))
+
+    def admit(self) -> None:
+        """Gives free slots to those who wait; of those, the ones whose prompt another of them reads come last."""
+        free = max(0, self.slots - len(self.live))
+        admitted, self.waiting = self.waiting[:free], self.waiting[free:]
+        first = [r for i, r in enumerate(admitted) if all(r.prompt != other.prompt for other in admitted[:i])]
+        for request in [*first, *(r for r in admitted if r not in first)]:
+            request.slot = len(self.live)
+            request.admitted = request.admitted or time.perf_counter()
+            self.live.append(request)
+
+    def release(self, leaving: Collection[Request]) -> list[tuple[int, int]]:
+        """Lets requests go; returns the moves (source, destination) that close the gaps in the slots, in order."""
+        moves: list[tuple[int, int]] = []
+        for request in leaving:
+            hole = request.slot
+            if hole < 0:
+                self.waiting.remove(request)
+                continue
+            for last in (self._last(decoding=True), len(self.live) - 1):
+                # The last decoding request takes the hole, the last of all takes that one's place.
+                if hole < last:
+                    self.live[hole] = self.live[last]
+                    self.live[hole].slot = hole
+                    moves.append((last, hole))
+                    hole = last
+            self.live.pop()
+            request.slot = -1
+        return moves
+
+    def _last(self, decoding: bool) -> int:
+        return max((r.slot for r in self.live if r.decoding == decoding), default=-1)
+
+
+def source_of(request: Request, live: Sequence[Request]) -> Request | None:
+    """Returns who holds the cells that a live request, which has read nothing, can copy; None if nobody does.
+
+    Requests with equal prompts read it once.
+
+    Args:
+        request: the request.
+        live: all that hold slots.
+    """
+    wanted = common_cells(request)
+    return next((r for r in live if wanted and r.read >= wanted and r is not request and _twins(r, request)), None)
+
+
+def common_cells(request: Request) -> int:
+    """Returns how many cells a request can have copied: its prompt's, but one token it reads itself for the logits."""
+    return min(len(request.prompt), len(request.prompt) + request.resumed - 1)
+
+
+def chunks_of(reading: Sequence[Request], limit: int) -> list[Chunk]:
+    """Returns the pieces of prompts that are read next, in slot order, at most `limit` tokens.
+
+    A request does not begin on a prompt that one before it still reads: it will copy it.
+    """
+    chunks: list[Chunk] = []
+    for index, request in enumerate(reading):
+        piece = request.unread[:limit]
+        waits = not request.read and common_cells(request) and any(_twins(r, request) for r in reading[:index])
+        if not piece or waits:
+            break
+        last = not request.tokens and len(piece) == len(request.unread)
+        chunks.append(Chunk(torch.tensor(piece), request.slot, request.read, request.rope, last))
+        limit -= len(piece)
+    return chunks
+
+
+def _twins(one: Request, other: Request) -> bool:
+    return one.prompt == other.prompt and one.rope == other.rope

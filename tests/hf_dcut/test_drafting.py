@@ -1,0 +1,106 @@
+"""A drafter that fails costs speed, never a request: it is asked no more, and that is said once."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from hf_dcut.config import DCutConfig
+from hf_dcut.drafters.base import BoundDrafter
+from hf_dcut.drafting import Drafting
+from hf_dcut.types import Batch, Committed, Drafts
+
+D = 3
+NOTHING = Committed(*[torch.zeros(0, dtype=torch.int64)] * 4, None, (), (), (), ())
+
+
+class Fragile(BoundDrafter):
+    """Makes five drafts a request, and raises where it is told to.
+
+    Args:
+        where: the method that fails.
+        error: what it raises.
+    """
+
+    def __init__(self, where: str = "", error: BaseException | None = None):
+        self.where, self.error = where, error
+        self.called: list[str] = []
+
+    def _call(self, verb: str) -> None:
+        self.called.append(verb)
+        if verb == self.where:
+            assert self.error is not None
+            raise self.error
+
+    def propose(self, batch: Batch) -> Drafts:
+        self._call("propose")
+        return Drafts.chain(torch.full((len(batch), D + 2), 7), torch.full((len(batch), D + 2), 0.5))
+
+    def observe(self, committed: Committed) -> None:
+        self._call("observe")
+
+    def move(self, source: int, destination: int) -> None:
+        self._call("move")
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        self._call("copy")
+
+    def free(self, slot: int) -> None:
+        self._call("free")
+
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {"observe": (NOTHING,), "move": (1, 0), "copy": (0, 1, 4), "free": (1,)}
+
+
+def make(drafter: BoundDrafter | None, **options: Any) -> Drafting:
+    return Drafting(drafter, D, DCutConfig(0.5), 101, lambda tensor: tensor, **options)
+
+
+def test_only_the_first_of_a_block_are_used(make_batch: Any) -> None:
+    drafts = make(Fragile()).propose(make_batch([4, 5]), [])
+    assert drafts is not None
+    assert (tuple(drafts.token.shape), drafts.count.tolist()) == ((2, D), [D, D])
+
+
+@pytest.mark.parametrize("verb", ["propose", *ARGUMENTS])
+@pytest.mark.parametrize("error", [RuntimeError("broken"), IndexError("broken"), ZeroDivisionError("broken")], ids=repr)
+def test_a_drafter_that_fails_is_given_up(
+    make_batch: Any, caplog: pytest.LogCaptureFixture, verb: str, error: Exception
+) -> None:
+    fragile = Fragile(verb, error)
+    drafting = make(fragile)
+    arguments = (make_batch([4]), []) if verb == "propose" else ARGUMENTS[verb]
+    with caplog.at_level(logging.WARNING, "hf_dcut"):
+        assert getattr(drafting, verb)(*arguments) is None
+        for other, given in ARGUMENTS.items():
+            getattr(drafting, other)(*given)
+    assert (drafting.drafter, fragile.called) == (None, [verb])
+    (line,) = caplog.messages
+    assert f"failed to {verb} ({type(error).__name__}: broken)" in line
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("ours"), MemoryError()], ids=repr)
+def test_what_is_not_the_drafters_fault_goes_up(error: BaseException) -> None:
+    drafting = make(Fragile("observe", error))
+    with pytest.raises(type(error)):
+        drafting.observe(NOTHING)
+
+
+def test_too_many_requests_at_once_are_the_engines_business(make_batch: Any) -> None:
+    drafting = make(Fragile("propose", torch.OutOfMemoryError("full")))
+    with pytest.raises(torch.OutOfMemoryError):
+        drafting.propose(make_batch([4]), [])
+    assert drafting.drafter is not None
+
+
+def test_strict_raises_all(make_batch: Any) -> None:
+    with pytest.raises(RuntimeError, match="broken"):
+        make(Fragile("propose", RuntimeError("broken")), strict=True).propose(make_batch([4]), [])
+
+
+def test_without_a_drafter_there_is_nothing_to_do() -> None:
+    for verb, arguments in ARGUMENTS.items():
+        getattr(make(None), verb)(*arguments)
