@@ -1,4 +1,5 @@
-# One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make soak`, `make clean`.
+# One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make train-gpu`,
+# `make soak`, `make clean`.
 #
 # The torch build: pip takes the one its index prefers, with CUDA on Linux. On a machine without an NVIDIA GPU, a CPU
 # build spares gigabytes. To choose one, name the index that PyTorch's install page gives for it, or another version:
@@ -23,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # `python -m` must not put the repository on sys.path: ./hf_dcut alone is not the whole package, see pyproject.toml.
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup test demo check docs package gpu-check soak clean distclean
+.PHONY: setup test demo check docs package gpu-check train-gpu soak clean distclean
 
 setup: $(VENV)/.installed $(MODEL)/config.json
 
@@ -63,6 +64,11 @@ package: $(VENV)/.installed
 
 gpu-check: setup
 	$(BIN)/hf-dcut gpu-check --out docs/benchmarks/gpu_check.json
+
+# A drafter for the small model in eight minutes on one large GPU, docs/training.md; PROMPTS is a JSON-lines file.
+train-gpu: setup
+	$(BIN)/hf-dcut train --target $(MODEL) --prompts "$(PROMPTS)" --out drafter-gpu --time-budget 8m --dtype bfloat16 \
+		--start examples/drafter --slots 512 --batch 256 --anchors 32 --learning-rate 1e-3
 
 # Half an hour of requests that come, go, fail and are evicted: every text the same, memory flat. MINUTES shortens it.
 soak: setup

@@ -1,4 +1,4 @@
-"""`hf-dcut run | bench | profile | inspect | gpu-check | demo`: the commands."""
+"""`hf-dcut run | bench | profile | train | evaluate | inspect | gpu-check | demo`: the commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from hf_dcut import __version__
 from hf_dcut.app.command import add_demo
 from hf_dcut.bench.command import add_bench, add_models, positive
+from hf_dcut.evaluate_command import add_evaluate
 from hf_dcut.jobs.command import add_run
+from hf_dcut.train_command import add_train
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hf-dcut", description="Batched speculative decoding for Transformers.")
     parser.add_argument("--version", action="version", version=f"hf-dcut {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (add_run, add_bench, _add_profile, _add_inspect, _add_gpu_check, add_demo):
+    own = (_add_profile, _add_inspect, _add_gpu_check)
+    for add in (add_run, add_bench, add_train, add_evaluate, add_demo, *own):
         add(commands)
     options = parser.parse_args(arguments)
     try:

@@ -21,11 +21,11 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("cache", "attention", "noise", "text", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "graphs", "selecting"),
-    *("drafting", "scheduling", "engine", "profiling", "memory", "assembly"),
+    *("drafting", "scheduling", "engine", "profiling", "memory", "assembly", "regeneration", "taps"),
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
     *("batch_records", "intake", "batching", "manager", "parallel"),
     "",
-    *("bench", "jobs", "app", "cli"),
+    *("bench", "jobs", "training", "train_command", "evaluate_command", "app", "cli"),
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in ([units] if isinstance(units, str) else units)}
 

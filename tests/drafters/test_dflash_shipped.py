@@ -72,5 +72,5 @@ def test_it_drafts_what_its_target_writes(smollm2: Path, dtype: torch.dtype) -> 
         added = int(right.int().cumprod(0).sum()) + 1
         observe(bound, ids, taps, length, length + added)
         length, steps = length + added, steps + 1
-    # It is 1.85. With positions, or the rows of the taps, off by one in either direction it is 1.27 to 1.46.
+    # The first weights had 1.85; with positions, or the rows of the taps, off by one in either direction 1.27 to 1.46.
     assert (len(ids) - 1 - start) / steps > 1.7, (len(ids) - start, steps)
