@@ -13,7 +13,7 @@ import sys
 import torch
 
 from hf_dcut.bench.kernel_check import check_kernels, taken_paths, time_kernels
-from hf_dcut.bench.report import machine
+from hf_dcut.bench.machine import machine
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The code of README and docs runs as it stands there."""
+"""The code of README and docs runs as it stands there, behind that of the first page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+FIRST = ROOT / "docs" / "index.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # A block behind such a comment is not run: <!-- not run: needs a GPU -->
 BLOCK = re.compile(r"^(?P<skip><!-- not run: .+ -->\n)?```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
@@ -31,5 +32,7 @@ def test_the_code_of_a_page_runs(page: Path, smollm2: object, monkeypatch: pytes
     """All blocks of a page, in order, as a reader would type them at the top of the repository."""
     monkeypatch.chdir(ROOT)
     names: dict[str, object] = {"__name__": "__main__"}
-    for code in blocks(page.read_text()):
+    own = blocks(page.read_text())
+    first = [] if any("from_pretrained" in code for code in own) else blocks(FIRST.read_text())
+    for code in first + own:
         exec(compile(code, str(page), "exec"), names)
