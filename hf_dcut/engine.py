@@ -2,8 +2,8 @@
 
     draft -> select (scores, budget, packing) -> verify -> accept (choosing, acceptance) -> commit -> observe
 
-Host reads of a step, all of them: the gains of the candidate budgets in `budget.cut`, the outcome in `commit.commit`,
-where rows are padded and where prompts lie in `attention.py`, and the reach of a block in `drafters/dflash/bound.py`.
+Host reads of a step: the candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, where rows
+are padded and prompts lie in `attention.py`, the reach of a block in `drafters/dflash/bound.py`.
 """
 
 from __future__ import annotations

@@ -92,6 +92,9 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 def check_model(model: PreTrainedModel) -> None:
     """Raises ValueError, naming what it found, unless packed rows of this model equal its stock forward."""
+    kind = model.device.type
+    if torch.is_autocast_enabled(kind):
+        _check_dtypes(model, {model.dtype, torch.get_autocast_dtype(kind)})
     if model in _checked:
         return
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
@@ -113,6 +116,15 @@ def check_model(model: PreTrainedModel) -> None:
             f"{name} is spread over devices {sorted(devices)}: dcut needs it on one. Load it with device_map=None"
         )
     _checked[model] = _compare_with_stock(model)
+
+
+def _check_dtypes(model: PreTrainedModel, found: set[torch.dtype]) -> None:
+    """Raises ValueError when a model's K/V are of several dtypes: RoPE and projections differ under autocast."""
+    if len(found) > 1:
+        raise ValueError(
+            f"{type(model).__name__} makes keys and values of several dtypes ({', '.join(sorted(map(str, found)))}), "
+            f"as under torch.autocast: generate outside of it, or load the model in the dtype that it casts to"
+        )
 
 
 def check_length(model: PreTrainedModel, prompt: int, longest: int) -> None:
@@ -182,6 +194,7 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             [model(input_ids=r[None], cache=c, use_cache=True).logits[0] for r, c in zip(rows, caches, strict=True)]
         )
         kv = [(layer.keys, layer.values) for layer in caches[0].layers]
+        _check_dtypes(model, {states.dtype for pair in kv for states in pair})
         shapes = tuple(LayerShape(k.shape[1], k.shape[3], v.shape[1], v.shape[3]) for k, v in kv)
         cache = SlotCache(shapes, slots=2, length=9, dtype=kv[0][0].dtype, device=device)
         try:

@@ -162,6 +162,22 @@ def test_models_that_are_refused(config: Callable[[], PreTrainedConfig], named: 
         check_model(model)  # not remembered as fitting
 
 
+def test_autocast_over_wider_weights_is_refused(tiny_llama: Callable[..., PreTrainedModel]) -> None:
+    named = r"keys and values of several dtypes \(torch.bfloat16, torch.float32\).*outside of it"
+    model, wrapped = tiny_llama(torch.float32), tiny_llama(torch.float32)
+    check_model(model)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=named):
+        check_model(model)  # also where it was found to fit without
+    wrapped.forward = torch.autocast("cpu", torch.bfloat16)(wrapped.forward)
+    with pytest.raises(ValueError, match=named):
+        check_model(wrapped)
+
+
+def test_autocast_to_the_weights_own_dtype_fits(tiny_llama: Callable[..., PreTrainedModel]) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        check_model(tiny_llama(torch.bfloat16))
+
+
 def test_a_model_on_several_devices_is_refused(tiny_llama: Callable[..., PreTrainedModel]) -> None:
     model = tiny_llama()
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
