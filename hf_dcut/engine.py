@@ -2,7 +2,7 @@
 
     draft -> select (scores, budget, packing) -> verify -> accept (choosing, acceptance) -> commit -> observe
 
-Host reads of a step: the candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, where rows
+Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, where rows
 are padded and prompts lie in `attention.py`, the reach of a block in `drafters/dflash/bound.py`.
 """
 
