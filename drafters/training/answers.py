@@ -6,6 +6,7 @@ many of them are the prompt's. Other keys are ignored.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections import Counter
@@ -55,7 +56,7 @@ class Piece:
 
 
 def read_answers(path: str | os.PathLike[str]) -> list[Answer]:
-    """Returns the answers of a JSON-lines file.
+    """Returns the answers of a JSON-lines file, which may be packed by gzip (`.gz`).
 
     Raises:
         FileNotFoundError: no such file.
@@ -63,7 +64,8 @@ def read_answers(path: str | os.PathLike[str]) -> list[Answer]:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"answers={os.fspath(path)!r}: there is no such file")
-    with open(path, encoding="utf-8") as lines:
+    unpack = gzip.open if Path(path).suffix == ".gz" else open
+    with unpack(path, "rt", encoding="utf-8") as lines:
         answers = [_answer(line, f"{os.fspath(path)}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not answers:
         raise ValueError(f"{os.fspath(path)} has no answers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -43,6 +44,13 @@ def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: s
     with pytest.raises(ValueError, match="line 3") as error:
         read_answers(path)
     assert message in str(error.value)
+
+
+def test_packed_answers_are_read(tmp_path: Path) -> None:
+    answer = Answer((5, 6, 7, 8), 2)
+    path = tmp_path / "answers.jsonl.gz"
+    path.write_bytes(gzip.compress(write_answer(answer).encode()))
+    assert read_answers(path) == [answer]
 
 
 def test_no_file_and_no_answers(tmp_path: Path) -> None:
