@@ -39,9 +39,14 @@ def job(tmp_path: Path, tiny_folder: Path, write_lines: Callable[..., Path]) -> 
     return arguments
 
 
+def heed_interrupts() -> None:
+    """Undoes what tests inherit when they are started in the background of a script: there SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def kill_when(command: list[str], ready: Callable[[], bool], how: signal.Signals) -> int:
     """Returns the exit code of a command that gets a signal, with all its children, as soon as it is ready for it."""
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts)
     while not ready():
         assert process.poll() is None, "it ended before it could be killed"
         time.sleep(0.005)
