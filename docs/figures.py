@@ -10,6 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
+from hf_dcut.bench.surface import published
 from hf_dcut.budget import cut, positions
 from hf_dcut.cost_table import CostTable
 from hf_dcut.scores import score
@@ -18,18 +19,11 @@ from hf_dcut.types import Batch, Cut, Drafts, Scores
 FOLDER = Path(__file__).with_name("figures")
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 DARK, LIGHT, ACCENT, MUTED = "#1b2a41", "#e8edf3", "#d55e00", "#8a97a8"
+SIZES = (1, 16, 64)
 # The paper's table 3: milliseconds of a whole step of Qwen3-8B with D = 15, at the four ratios.
 PAPER = {
-    "H20": {
-        1: (7.180, 7.157, 7.310, 7.353),
-        16: (15.991, 22.785, 30.003, 35.869),
-        64: (55.162, 82.287, 107.874, 133.914),
-    },
-    "H800": {
-        1: (7.995, 8.008, 8.081, 8.101),
-        16: (9.008, 9.079, 9.700, 10.208),
-        64: (14.464, 18.904, 24.317, 30.388),
-    },
+    name.upper(): {size: tuple(rows[str(size)].values()) for size in SIZES}
+    for name, rows in published()["table3"]["devices"].items()
 }
 # Confidences of six requests' drafts, as a drafter gives them: some texts are easy to foresee, some are not.
 CONFIDENCE = torch.tensor(
@@ -176,7 +170,7 @@ def choice() -> None:
     figure, both = plt.subplots(1, 2, figsize=(11, 3.2))
     pattern = torch.cat([CONFIDENCE, CONFIDENCE[:, :1].expand(-1, 8) * 0.6], dim=1)
     for axes, name in zip(both, PAPER, strict=True):
-        for size, marker in ((1, "o"), (16, "s"), (64, "^")):
+        for size, marker in zip(SIZES, "os^", strict=True):
             scores = ranked(pattern.repeat(-(-size // 6), 1)[:size])
             costs = _table(PAPER[name][size], size)
             taken = cut(scores, RATIOS, costs)

@@ -14,11 +14,12 @@ from hf_dcut.cache import SlotCache
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
+from hf_dcut.drafters.wrapping import BoundWrapped
 from hf_dcut.engine import Engine
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target
-from hf_dcut.types import Batch, Committed, Drafts
+from hf_dcut.types import Batch, Drafts
 
 # Few enough that calls of many lengths share their entries.
 _KV_LENGTHS = tuple(1 << k for k in range(12))
@@ -54,7 +55,7 @@ def measure_costs(
         kv_length: cells in use while measuring.
     """
     depth = costs.draft_tokens
-    engine = Engine(target, cache, _WholeBlocks(drafter), depth, config, None, Stats())
+    engine = Engine(target, cache, BoundWrapped(drafter, _whole_blocks), depth, config, None, Stats())
     engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:
@@ -76,27 +77,9 @@ def measure_costs(
     return seconds
 
 
-class _WholeBlocks(BoundDrafter):
-    """Takes the drafter's time, but calls every place real and equally sure, so that any T can be packed."""
-
-    def __init__(self, drafter: BoundDrafter):
-        self.drafter = drafter
-
-    def propose(self, batch: Batch) -> Drafts:
-        token = self.drafter.propose(batch).token
-        return Drafts.chain(token, torch.ones_like(token, dtype=torch.float32))
-
-    def observe(self, committed: Committed) -> None:
-        self.drafter.observe(committed)
-
-    def move(self, source: int, destination: int) -> None:
-        self.drafter.move(source, destination)
-
-    def copy(self, source: int, destination: int, length: int) -> None:
-        self.drafter.copy(source, destination, length)
-
-    def free(self, slot: int) -> None:
-        self.drafter.free(slot)
+def _whole_blocks(drafts: Drafts, batch: Batch) -> Drafts:
+    """Returns the drafts with every place real and equally sure, so that any T can be packed."""
+    return Drafts.chain(drafts.token, torch.ones_like(drafts.token, dtype=torch.float32))
 
 
 def _fake_request(slot: int, kv_length: int, depth: int) -> Request:

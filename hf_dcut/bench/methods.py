@@ -18,11 +18,11 @@ from hf_dcut.assembly import open_engine
 from hf_dcut.bench import peers
 from hf_dcut.bench.machine import peak_memory
 from hf_dcut.bench.policies import BUDGETS, limited, rule_of
-from hf_dcut.bench.wrapping import Wrapped
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.drafters.wrapping import Wrapped
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 

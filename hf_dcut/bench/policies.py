@@ -1,8 +1,8 @@
 """Other ways to cut, for comparison: uniform depth, fixed capacity, a confidence threshold.
 
-A policy says how many drafts of each request are verified. Put behind a drafter (`wrapping.py`) it leaves only those,
-which the engine then verifies all: so a policy runs in the live engine and in the replay alike, and the engine knows of
-none.
+A policy says how many drafts of each request are verified. Put behind a drafter (`drafters/wrapping.py`) it leaves only
+those, which the engine then verifies all: so a policy runs in the live engine and in the replay alike, and the engine
+knows of none.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hf_dcut.bench.wrapping import Change
 from hf_dcut.budget import cut
+from hf_dcut.drafters.wrapping import Change
 from hf_dcut.scores import score
 from hf_dcut.types import Batch, Drafts, Scores
 

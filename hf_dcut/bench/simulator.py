@@ -21,11 +21,11 @@ from torch import Tensor
 
 from hf_dcut.bench.policies import limited, rule_of
 from hf_dcut.bench.trace import Trace
-from hf_dcut.bench.wrapping import BoundWrapped
 from hf_dcut.cache import SlotCache
 from hf_dcut.config import PAPER_RATIOS, DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
+from hf_dcut.drafters.wrapping import BoundWrapped
 from hf_dcut.engine import Engine
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats, StepRecord

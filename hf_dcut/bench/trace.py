@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_dcut.assembly import open_engine
-from hf_dcut.bench.wrapping import Wrapped
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.wrapping import Wrapped
 from hf_dcut.requests import Request
 from hf_dcut.types import Batch, Drafts
 

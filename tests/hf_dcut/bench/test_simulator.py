@@ -13,10 +13,10 @@ from hf_dcut.bench.policies import limited, rule_of
 from hf_dcut.bench.simulator import replay
 from hf_dcut.bench.surface import surface_of
 from hf_dcut.bench.trace import Trace, record
-from hf_dcut.bench.wrapping import Wrapped
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.wrapping import Wrapped
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats, StepRecord
 
