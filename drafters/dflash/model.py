@@ -105,7 +105,8 @@ class DFlashLayer(nn.Module):
         early = first if self.attention_conv is None else 0
 
         def gather(normed: Tensor) -> Tensor:
-            query = attention.query(normed[:, early:], rope[:, :, early:])
+            # Contiguous, or a product with three dimensions copies the weight for each block.
+            query = attention.query(normed[:, early:].contiguous(), rope[:, :, early:])
             return attention.o_proj(attend(query, attention.key(normed, rope), attention.value(normed)))
 
         hidden = hidden[:, early:] + _around(self.attention_conv, gather, self.input_layernorm(hidden))
