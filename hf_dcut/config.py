@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hf_dcut.cost_table import CostTable
 
 PAPER_RATIOS = (0.25, 0.5, 0.75, 1.0)
+RATIOS = tuple(share / 16 for share in range(1, 17))
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class DCutConfig:
         budget: "auto" picks the share of positions with the most expected tokens per second at every step (paper,
             equation 5) and skips drafting while it does not pay; "none" is plain decoding on the same engine; a float
             in (0, 1] verifies that share of all B (D+1) positions; 1.0 verifies every draft.
-        ratios: shares that "auto" chooses from. The paper's four by default.
+        ratios: shares that "auto" chooses from: sixteenths, where the paper has quarters.
         proposals: "greedy" drafts the drafter's likeliest tokens, which the target's draws must then hit; "sampled"
             draws drafts from the drafter's own distribution and verifies them by rejection sampling. Same law either
             way; only sampling requests and block drafters know the second.
@@ -33,7 +34,7 @@ class DCutConfig:
     """
 
     budget: float | str = "auto"
-    ratios: tuple[float, ...] = PAPER_RATIOS
+    ratios: tuple[float, ...] = RATIOS
     proposals: str = "greedy"
     draft_tokens: int | None = None
     cost_table: str | os.PathLike[str] | CostTable = "auto"

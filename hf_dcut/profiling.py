@@ -11,7 +11,7 @@ import torch
 
 from hf_dcut.budget import positions
 from hf_dcut.cache import SlotCache
-from hf_dcut.config import DCutConfig
+from hf_dcut.config import PAPER_RATIOS, DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafters.wrapping import BoundWrapped
@@ -50,7 +50,7 @@ def measure_costs(
     Args:
         costs: the table; saved to its file when something was measured.
         target, cache, drafter: with free slots.
-        config: its ratios are measured, and the step that drafts but keeps nothing.
+        config: of the steps.
         batch_sizes: numbers of requests, at most the cache's slots.
         kv_length: cells in use while measuring.
     """
@@ -59,7 +59,7 @@ def measure_costs(
     engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:
-        return sorted({requests, *(positions(ratio, requests, depth) for ratio in config.ratios)})
+        return sorted({requests, *(positions(ratio, requests, depth) for ratio in PAPER_RATIOS)})
 
     def step(requests: int, total: int) -> None:
         fake = [_fake_request(slot, kv_length, depth) for slot in range(requests)]

@@ -22,7 +22,7 @@ from torch import Tensor
 from hf_dcut.bench.policies import limited, rule_of
 from hf_dcut.bench.trace import Trace
 from hf_dcut.cache import SlotCache
-from hf_dcut.config import PAPER_RATIOS, DCutConfig
+from hf_dcut.config import RATIOS, DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafters.wrapping import BoundWrapped
@@ -68,7 +68,7 @@ def replay(
     believed: CostTable | None = None,
     reading: float = 0.0,
     draft_tokens: int | None = None,
-    ratios: Sequence[float] = PAPER_RATIOS,
+    ratios: Sequence[float] = RATIOS,
 ) -> Replayed:
     """Returns what a method would do with recorded requests, so many at once, and how long it would take.
 

@@ -13,7 +13,7 @@ from hf_dcut.bench.policies import limited, rule_of
 from hf_dcut.bench.simulator import replay
 from hf_dcut.bench.surface import surface_of
 from hf_dcut.bench.trace import Trace, record
-from hf_dcut.config import DCutConfig
+from hf_dcut.config import PAPER_RATIOS, DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.wrapping import Wrapped
@@ -95,7 +95,6 @@ OTHERS = (
     *(f"tetris-{positions}" for positions in (32, 128, 256, 512)),
     *(f"threshold-{survival}" for survival in (0.05, 0.1, 0.2, 0.3, 0.5)),
 )
-SIXTEENTHS = tuple(k / 16 for k in range(1, 17))
 # Of one replay, which ends with a draining batch: a step more or less is some two percent.
 A_STEP_OR_TWO = 0.04
 
@@ -114,11 +113,11 @@ def test_the_global_cost_aware_cut_beats_the_others(make_traces: Callable[..., l
             traces, costs = make_traces(2 * slots), surface_of(device)
             for method in ("auto", *OTHERS):
                 speed.setdefault(method, []).append(replay(traces, slots, method, costs).tokens_per_second)
-            fine = replay(traces, slots, "auto", costs, ratios=SIXTEENTHS)
-            speed.setdefault("fine", []).append(fine.tokens_per_second)
+            coarse = replay(traces, slots, "auto", costs, ratios=PAPER_RATIOS)
+            speed.setdefault("quarters", []).append(coarse.tokens_per_second)
     best = [max(speeds) for speeds in zip(*(speed[method] for method in OTHERS), strict=True)]
-    assert min(a / b for a, b in zip(speed["fine"], best, strict=True)) >= 1 - A_STEP_OR_TWO
-    assert min(a / b for a, b in zip(speed["auto"], best, strict=True)) >= 0.88
+    assert min(a / b for a, b in zip(speed["auto"], best, strict=True)) >= 1 - A_STEP_OR_TWO
+    assert min(a / b for a, b in zip(speed["quarters"], best, strict=True)) >= 0.88
     for method in OTHERS:
-        for own in ("fine", "auto"):
+        for own in ("auto", "quarters"):
             assert min(b / a for a, b in zip(speed[own], speed[method], strict=True)) <= 0.95, method
