@@ -16,7 +16,7 @@ PACKAGE = "hf_dcut"
 # sub-package. Units that share a set do not import each other. "" is hf_dcut itself, with its public names.
 STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "commit"})
 ORDER: tuple[str | frozenset[str], ...] = (
-    *("types", "config"),
+    *("types", "config", "wording"),
     "kernels",
     *("cache", "attention", "noise", "text", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
