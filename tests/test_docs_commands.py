@@ -23,8 +23,8 @@ INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 INLINE = re.compile(r"`([^`]+)`")
 # What comes before our own arguments: the script, in an environment or not, or its module under a launcher.
 CALL = re.compile(r"(?:^|\s)(?:\S*/)?(?:hf-dcut(?=\s|$)|-m hf_dcut\.cli)(?P<rest>.*)$")
-# Options of accelerate's launcher.
-FOREIGN = {"--multi_gpu", "--cpu", "--num_processes"}
+# Options of the launchers, accelerate and torchrun.
+FOREIGN = {"--multi_gpu", "--cpu", "--num_processes", "--standalone", "--nproc-per-node", "--nnodes"}
 
 
 def commands(text: str) -> Iterator[str]:
