@@ -9,6 +9,7 @@ race.py       the same prompts by several methods
 plots.py      traces as SVG: heat map, cost curve, ranking, race
 panels.py     traces as HTML: answers, numbers, one step under the lens
 page.py       what the visitor sees: components and their places
+views.py      what the parts of the page become
 handlers.py   what happens when the visitor does something
 command.py    `hf-dcut demo`
 """

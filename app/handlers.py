@@ -18,20 +18,15 @@ from typing import Any
 
 import gradio as gr
 
-from hf_dcut.app import panels, plots
+from hf_dcut.app import panels, plots, views
 from hf_dcut.app.models import Models
 from hf_dcut.app.race import Race
 from hf_dcut.app.run import Run
 from hf_dcut.app.settings import Limits, Settings, join_prompts, split_prompts
 from hf_dcut.app.trace import Trace
+from hf_dcut.app.views import View
 from hf_dcut.bench.prompts import read_prompts
-
-View = dict[str, Any]
-
-# Seconds between two pictures of a running batch, and more for each cell of the map: smooth to the eye, and large
-# batches do not flood the browser.
-_FRAME = 0.15
-_FRAME_A_CELL = 5e-5
+from hf_dcut.wording import counted
 
 _INTERRUPTED = "That did not work: the queue is full, or something failed on the server. Try again in a moment."
 
@@ -56,6 +51,10 @@ class Visitor:
     def paused(self) -> Run | None:
         """The run that can go on; None when there is none."""
         return self.run if self.run and not self.run.closed and not self.run.done else None
+
+    def buttons(self) -> View:
+        """Returns which buttons can be pressed now."""
+        return views.buttons(self.busy, self.paused is not None)
 
     def close(self) -> None:
         """Ends what is running and gives its memory back: the tab is gone, or something new begins."""
@@ -94,12 +93,12 @@ class Handlers:
     def begin(self, visitor: Visitor) -> View:
         """Takes the visitor's start; the work itself waits in the queue."""
         visitor.stopping, visitor.busy = False, True
-        return {"status": panels.status("Waiting for its turn", "busy"), **_buttons(visitor)}
+        return {"status": panels.status("Waiting for its turn", "busy"), **visitor.buttons()}
 
     def settle(self, visitor: Visitor) -> View:
         """Sets the buttons after the work, however it ended."""
         visitor.busy = False
-        return _buttons(visitor)
+        return visitor.buttons()
 
     def interrupted(self, visitor: Visitor) -> View:
         """Sets the buttons after work that never began, or broke off, and says so."""
@@ -126,7 +125,11 @@ class Handlers:
                 yield self._end(visitor, run)
             else:
                 words = f"Paused after step {len(run.trace.steps)}. Step on, run on, or stop to start over."
-                yield {**_frame(run.trace, words, "idle"), **_lens(run.trace, None), "drafts": gr.Accordion(open=True)}
+                yield {
+                    **views.frame(run.trace, words, "idle"),
+                    **views.lens(run.trace, None),
+                    "drafts": gr.Accordion(open=True),
+                }
         except (ValueError, MemoryError) as error:
             yield self._failed(visitor, error)
 
@@ -150,15 +153,15 @@ class Handlers:
         if visitor.busy:
             return {"status": panels.status("Stopping", "busy")}
         if visitor.run is None:
-            return _buttons(visitor)
-        return {**self._end(visitor, visitor.run), **_buttons(visitor)}
+            return visitor.buttons()
+        return {**self._end(visitor, visitor.run), **visitor.buttons()}
 
     def look(self, visitor: Visitor, number: float) -> View:
         """Returns one step of the visitor's run under the lens, with its cost curve."""
         if visitor.run is None or not visitor.run.trace.steps:
             return {}
         index = min(max(int(number), 1), len(visitor.run.trace.steps)) - 1
-        return _step(visitor.run.trace, index)
+        return views.step(visitor.run.trace, index)
 
     def settings(
         self,
@@ -200,7 +203,7 @@ class Handlers:
         visitor.run, visitor.stopping = run, False
         self._make_room(run)
         words = f"Preparing {len(run.requests)} requests; the first time, steps of so many are measured"
-        yield {**_empty(run.trace), "status": panels.status(words, "busy"), "tabs": gr.Tabs(selected="run")}
+        yield {**views.empty(run.trace), "status": panels.status(words, "busy"), "tabs": gr.Tabs(selected="run")}
         run.open()
         return run
 
@@ -221,9 +224,9 @@ class Handlers:
                 now = time.perf_counter()
                 if now - begin > self.limits.seconds:
                     break
-                if now - shown >= _pause(run.trace):
+                if now - shown >= views.pause(run.trace):
                     shown = now
-                    yield _frame(run.trace, words)
+                    yield views.frame(run.trace, words)
             yield self._end(visitor, run)
         finally:
             run.close()
@@ -236,11 +239,14 @@ class Handlers:
         if run.done:
             words, kind = f"Finished: {trace.tokens} tokens, {trace.tokens_per_second:.1f} a second, {share}.", "done"
         elif visitor.stopping:
-            words, kind = f"Stopped after {len(trace.steps)} steps: {trace.tokens} tokens.", "idle"
+            words, kind = (
+                f"Stopped after {counted(len(trace.steps), 'step')}: {counted(trace.tokens, 'token')}.",
+                "idle",
+            )
         else:
             words, kind = f"Stopped after {self.limits.seconds:g} seconds, so that others get their turn.", "idle"
         plot = [plots.heat_map(trace), plots.cost_curve(trace, trace.telling)]
-        return {**_frame(trace, words, kind), **_lens(trace, trace.telling), **self._save([trace], plot)}
+        return {**views.frame(trace, words, kind), **views.lens(trace, trace.telling), **self._save([trace], plot)}
 
     def _play_race(self, visitor: Visitor, race: Race) -> Iterator[View]:
         begin = shown = time.perf_counter()
@@ -251,16 +257,16 @@ class Handlers:
             if visitor.stopping or now - begin > self.limits.seconds:
                 why = "Stopped" if visitor.stopping else f"Stopped after {self.limits.seconds:g} seconds"
                 break
-            if now - shown >= 2 * _pause(trace):
+            if now - shown >= 2 * views.pause(trace):
                 shown = now
                 words = f"Side by side: {trace.method}, {len(race.traces)} of 3"
-                yield {"status": panels.status(words, "busy"), **_race_view(race, "running")}
+                yield {"status": panels.status(words, "busy"), **views.race(race, "running")}
         steps.close()
         words = why or "Finished: three methods, the same prompts."
         plot = [plots.race(race.traces), *(plots.heat_map(trace) for trace in race.traces)]
         yield {
             "status": panels.status(words, "idle" if why else "done"),
-            **_race_view(race, "stopped" if why else "finished"),
+            **views.race(race, "stopped" if why else "finished"),
             **self._save(race.traces, plot),
         }
 
@@ -279,65 +285,6 @@ class Handlers:
             "trace_file": gr.DownloadButton(value=str(content), interactive=True),
             "plot_file": gr.DownloadButton(value=str(image), interactive=True),
         }
-
-
-def _frame(trace: Trace, words: str, kind: str = "busy") -> View:
-    """Returns the parts of the page that change while a batch runs."""
-    return {
-        "status": panels.status(words, kind),
-        "numbers": panels.numbers(trace),
-        "heat": panels.scrolling(plots.heat_map(trace)),
-        "curve": panels.scrolling(plots.cost_curve(trace)),
-        "ranking": panels.ranking(trace, None),
-        "answers": panels.answers(trace),
-    }
-
-
-def _pause(trace: Trace) -> float:
-    """Returns seconds until the next picture."""
-    return _FRAME + _FRAME_A_CELL * len(trace.answers) * len(trace.steps)
-
-
-def _empty(trace: Trace) -> View:
-    """Returns the page at the start of a run: nothing of the last one is left."""
-    return {
-        **_frame(trace, ""),
-        "lens": panels.lens(None, None),
-        "number": gr.Slider(maximum=2, value=1, interactive=False),
-        "trace_file": gr.DownloadButton(value=None, interactive=False),
-        "plot_file": gr.DownloadButton(value=None, interactive=False),
-    }
-
-
-def _step(trace: Trace, number: int | None) -> View:
-    """Returns the parts of the page that show one step; the latest when `number` is None."""
-    return {
-        "curve": panels.scrolling(plots.cost_curve(trace, number)),
-        "ranking": panels.ranking(trace, number),
-        "lens": panels.lens(trace, number),
-    }
-
-
-def _lens(trace: Trace, number: int | None) -> View:
-    """Returns one step, and the slider set to it."""
-    count = len(trace.steps)
-    at = count if number is None else number + 1
-    return {**_step(trace, number), "number": gr.Slider(maximum=max(count, 2), value=max(at, 1), interactive=count > 1)}
-
-
-def _race_view(race: Race, state: str) -> View:
-    differences = race.differences() if state == "finished" else None
-    return {"race": panels.race(race.traces, differences, state), "race_maps": panels.race_maps(race.traces)}
-
-
-def _buttons(visitor: Visitor) -> View:
-    idle = not visitor.busy
-    return {
-        "run_button": gr.Button("Run on" if visitor.paused and idle else "Run", interactive=idle),
-        "step_button": gr.Button(interactive=idle),
-        "compare_button": gr.Button(interactive=idle),
-        "stop_button": gr.Button(interactive=not idle or visitor.paused is not None),
-    }
 
 
 def _whole(value: float | None) -> Any:

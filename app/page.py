@@ -9,9 +9,10 @@ from typing import Any
 import gradio as gr
 
 from hf_dcut.app import panels
-from hf_dcut.app.handlers import Handlers, View, Visitor
+from hf_dcut.app.handlers import Handlers, Visitor
 from hf_dcut.app.models import Models
 from hf_dcut.app.settings import Limits, join_prompts
+from hf_dcut.app.views import View
 from hf_dcut.bench.prompts import read_prompts, shipped
 
 _TITLE = "D-cut, step by step"

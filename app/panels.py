@@ -7,6 +7,7 @@ from html import escape
 
 from hf_dcut.app import plots
 from hf_dcut.app.trace import Answer, Draft, Row, Step, Trace
+from hf_dcut.wording import counted
 
 # What the page's template engine could take for its own, beside what HTML could.
 _SPECIAL = {ord("{"): "&#123;", ord("}"): "&#125;", ord("$"): "&#36;", ord("`"): "&#96;"}
@@ -110,7 +111,7 @@ def _pane(number: int, answer: Answer, stopped: bool) -> str:
         if stopped
         else "running"
     )
-    count = f"{len(answer.pieces)} tokens, {drafted} drafted" if answer.pieces else "waiting"
+    count = f"{counted(len(answer.pieces), 'token')}, {drafted} drafted" if answer.pieces else "waiting"
     caret = '<span class="caret" aria-hidden="true"></span>' if answer.pieces and live else ""
     return (
         f'<article aria-label="Request {number}"><header><b>{number}</b><span class="{"live" if live else "ended"}">'
@@ -225,7 +226,7 @@ def race_maps(traces: Sequence[Trace]) -> str:
 def _method(trace: Trace, state: str) -> str:
     positions = sum(step.verified for step in trace.steps)
     rate = f"{trace.tokens_per_second:.1f}<small> tokens a second</small>"
-    counts = f"{len(trace.steps)} steps, {positions} positions verified, {trace.tokens} tokens"
+    counts = f"{counted(len(trace.steps), 'step')}, {positions} positions verified, {counted(trace.tokens, 'token')}"
     return (
         f'<section><h3>{trace.method}</h3><p class="big">{rate}</p><p>{counts}</p>'
         f'<p class="state">{"finished" if trace.done else state}</p></section>'

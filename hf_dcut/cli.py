@@ -21,18 +21,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     `run` has more of them, which its help tells.
     """
-    parser = argparse.ArgumentParser(prog="hf-dcut", description="Batched speculative decoding for Transformers.")
-    parser.add_argument("--version", action="version", version=f"hf-dcut {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    own = (_add_profile, _add_inspect, _add_gpu_check)
-    for add in (add_run, add_bench, add_train, add_evaluate, add_demo, *own):
-        add(commands)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         return options.run(options) or 0
     except (ValueError, TypeError, OSError, MemoryError, ImportError) as error:
         print(f"hf-dcut {options.command}: {error}", file=sys.stderr)
         return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands; what it parses has the command's function under `run`."""
+    made = argparse.ArgumentParser(prog="hf-dcut", description="Batched speculative decoding for Transformers.")
+    made.add_argument("--version", action="version", version=f"hf-dcut {__version__}")
+    commands = made.add_subparsers(dest="command", required=True)
+    own = (_add_profile, _add_inspect, _add_gpu_check)
+    for add in (add_run, add_bench, add_train, add_evaluate, add_demo, *own):
+        add(commands)
+    return made
 
 
 def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_dcut.wording import counted
+
 STAGES = ("draft", "select", "verify", "accept", "commit", "observe")
 
 
@@ -184,8 +186,10 @@ class Stats:
         return values
 
     def __str__(self) -> str:
-        lines = [f"{self.new_tokens} new tokens in {self.seconds:.2f} s: {self.tokens_per_second:.1f} tokens/s"]
-        lines.append(f"{self.steps} steps, {self.drafted_share:.0%} of them drafted")
+        lines = [
+            f"{counted(self.new_tokens, 'new token')} in {self.seconds:.2f} s: {self.tokens_per_second:.1f} tokens/s"
+        ]
+        lines.append(f"{counted(self.steps, 'step')}, {self.drafted_share:.0%} of them drafted")
         if self.rows:
             verified = f"{self.kept_share:.0%} of positions verified"
             lines.append(f"{self.mean_accepted_tokens:.2f} tokens a request and drafted step, {verified}")

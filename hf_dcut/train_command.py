@@ -8,6 +8,8 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+from hf_dcut.wording import counted
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -75,7 +77,7 @@ def _train(options: argparse.Namespace) -> None:
     result = train(TrainPlan(recipe=Recipe(**recipe), command=shlex.join(["hf-dcut", *sys.argv[1:]]), **plan))
     tokens = result.get("tokens_per_step")
     measured = "nothing was held out" if tokens is None else f"{tokens:.2f} tokens a step on held-out answers"
-    print(f"{options.out}: {result['steps']} steps in {result['seconds']:.0f} s, {measured}")
+    print(f"{options.out}: {counted(result['steps'], 'step')} in {result['seconds']:.0f} s, {measured}")
 
 
 def _seconds(text: str) -> float:

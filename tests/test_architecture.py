@@ -1,8 +1,13 @@
-"""The order of the modules, read from the sources: imports point one way, stages do not know each other."""
+"""The order of the modules, read from the sources: imports point one way, stages do not know each other.
+
+And what is public says what it is for.
+"""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +21,7 @@ PACKAGE = "hf_dcut"
 # sub-package. Units that share a set do not import each other. "" is hf_dcut itself, with its public names.
 STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "commit"})
 ORDER: tuple[str | frozenset[str], ...] = (
-    *("types", "config"),
+    *("types", "config", "wording"),
     "kernels",
     *("cache", "attention", "noise", "text", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
@@ -147,6 +152,32 @@ def test_checker_finds_a_wrong_import(module: str, source: str) -> None:
 )
 def test_checker_lets_a_right_import_pass(module: str, source: str) -> None:
     assert violations(module, source, KNOWN) == []
+
+
+def silent(name: str, source: str, methods: bool = True) -> list[str]:
+    """Returns what is public in a module and has no docstring; one of a base's method serves those that override it."""
+    tree = ast.parse(source)
+    found = [] if ast.get_docstring(tree) else [name]
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    public = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+    found += [f"{name}.{node.name}" for node in public if not ast.get_docstring(node)]
+    for node in public if methods else ():
+        if isinstance(node, ast.ClassDef):
+            made = getattr(importlib.import_module(name), node.name)
+            inner = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+            silent_ones = [one for one in inner if one[0] != "_" and not inspect.getdoc(getattr(made, one))]
+            found += [f"{name}.{node.name}.{one}" for one in silent_ones]
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_public_says_what_it_is_for(module: str) -> None:
+    assert silent(module, MODULES[module].read_text()) == []
+
+
+def test_silence_is_found() -> None:
+    source = "def a():\n    pass\nclass B:\n    pass\ndef _c():\n    pass\ndef d():\n    'd'\n"
+    assert silent("m", source, methods=False) == ["m", "m.a", "m.B"]
 
 
 def test_every_package_folder_is_listed() -> None:

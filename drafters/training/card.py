@@ -8,6 +8,7 @@ from typing import Any
 
 from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.training.recipe import Recipe
+from hf_dcut.wording import counted
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def _training(recipe: Recipe, facts: Facts) -> list[str]:
     source = f"to the prompts of `{facts.prompts}`" if facts.prompts else "that were given"
     lines = [
         f"On {facts.answers:,} greedy answers of the target ({facts.answer_tokens:,} tokens) {source}; "
-        f"{facts.held_out} more were held out. {facts.steps:,} steps in {facts.seconds / 60:.0f} minutes."
+        f"{facts.held_out} more were held out. {counted(facts.steps, 'step')} in "
+        f"{counted(round(facts.seconds / 60), 'minute')}."
     ]
     if facts.command:
         lines += ["", f"    {facts.command}"]

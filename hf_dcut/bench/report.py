@@ -17,6 +17,7 @@ from hf_dcut.bench.policies import BUDGETS
 from hf_dcut.bench.surface import Surface, published, surface_of
 from hf_dcut.bench.table import cell_table, markdown, number, ratio_text
 from hf_dcut.stats import STAGES
+from hf_dcut.wording import counted
 
 # The paper's main concurrency, and the model whose numbers stand beside ours.
 _CONCURRENCY = 32
@@ -264,7 +265,8 @@ def _positions(cells: Sequence[Cell]) -> Iterator[str]:
 def _everything(cells: Sequence[Cell]) -> Iterator[str]:
     yield "## Every cell"
     for cell in cells:
-        yield f"### {cell.key}\n\n{cell.prompts} answers in {len(cell.rounds)} rounds.\n\n{cell_table(cell)}"
+        size = f"{counted(cell.prompts, 'answer')} in {counted(len(cell.rounds), 'round')}"
+        yield f"### {cell.key}\n\n{size}.\n\n{cell_table(cell)}"
         rows: list[list[Any]] = []
         for method in cell.methods:
             first, peak = cell.median(method, "first_token"), cell.median(method, "peak_bytes")

@@ -34,6 +34,7 @@ from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.profiling import kv_length_for, powers_of_two
 from hf_dcut.stats import Stats
+from hf_dcut.wording import counted
 
 # Steps from which the run's duration is estimated.
 _PROBE_TOKENS = 6
@@ -72,7 +73,10 @@ class _Run:
         header = {"plan": plan.to_dict(), "machine": machine(), "skipped_prompts": skipped}
         self.journal = Journal.open(plan.out, {**header, "version": __version__, "commit": commit()})
         self.drafters: dict[str, Drafter] = {}
-        print("".join(f"{n} prompts of {name} are too long and left out\n" for name, n in skipped.items() if n), end="")
+        print(
+            "".join(f"left out of {name}, too long: {counted(n, 'prompt')}\n" for name, n in skipped.items() if n),
+            end="",
+        )
 
     def measure(self) -> list[Cell]:
         """Returns the cells."""
@@ -84,9 +88,8 @@ class _Run:
         for key in keys:
             self._measure(key)
             cell = self.journal.cell(key)
-            print(
-                f"\n{key}: {self.plan.count(key.batch)} prompts, {len(cell.rounds)} rounds, drafter {self.plan.drafter}"
-            )
+            size = f"{counted(self.plan.count(key.batch), 'prompt')}, {counted(len(cell.rounds), 'round')}"
+            print(f"\n{key}: {size}, drafter {self.plan.drafter}")
             print(cell_table(cell), flush=True)
             print("".join(f"ALARM {text}\n" for text in cell.alarms()), end="")
         return [self.journal.cell(key) for key in keys]
@@ -177,8 +180,9 @@ class _Run:
             blocks = len(blocks_of(count, key.batch, self.plan.per_slot))
             seconds += once * self._missing(key) / blocks * len(self.plan.methods)
         if keys:
+            size = f"{counted(len(keys), 'cell')}, {counted(len(self.plan.methods), 'method')}"
             print(
-                f"{len(keys)} cells, {len(self.plan.methods)} methods: about {max(1, round(seconds / 60))} minutes if "
+                f"{size}: about {counted(max(1, round(seconds / 60)), 'minute')} if "
                 "every method were as fast as plain decoding; measuring step costs and warming up come on top",
                 flush=True,
             )

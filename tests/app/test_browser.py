@@ -236,7 +236,7 @@ def test_stepping_ends_by_stop(visit: Callable[..., Any]) -> None:
     wait_status(page, "Paused after step 1.")
     wait_idle(page)
     press(page, "#stop")
-    wait_status(page, "Stopped after 1 steps")
+    wait_status(page, "Stopped after 1 step:")
     press(page, "#step")
     wait_status(page, "Paused after step 1.")
 

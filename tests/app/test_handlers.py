@@ -64,7 +64,7 @@ def test_stop_ends_a_run_between_two_steps(handlers: Handlers) -> None:
 def test_stop_drops_what_is_paused(handlers: Handlers) -> None:
     visitor = Visitor()
     last(handlers.step(visitor, *choices()))
-    assert "Stopped after 1 steps" in handlers.stop(visitor)["status"]
+    assert "Stopped after 1 step:" in handlers.stop(visitor)["status"]
     assert visitor.paused is None
 
 

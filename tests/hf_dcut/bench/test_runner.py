@@ -65,7 +65,7 @@ def test_a_finished_run_says_its_tables_again_without_measuring(
     assert run_file.read_bytes() == before
     printed = capsys.readouterr().out
     assert printed.count("| method") == 16
-    assert "minutes" not in printed
+    assert "minute" not in printed
 
 
 def test_a_killed_run_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_a_killed_run_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.
 def test_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench(plan(folder, data=(str(folder / "one.jsonl"),), batch_sizes=(3,), methods=("generate", "auto"), show=2))
     printed = capsys.readouterr().out
-    assert "1 cells, 2 methods: about 1 minutes if every method were as fast as plain decoding" in printed
+    assert "1 cell, 2 methods: about 1 minute if every method were as fast as plain decoding" in printed
     assert printed.count("\n> w") == 2
     table = [line for line in printed.splitlines() if line.startswith("|")]
     assert [cell.strip() for cell in table[0].split("|")[1:-1]] == [
