@@ -114,6 +114,7 @@ def _receive(connection: Connection, end: float) -> Result | None:
     try:
         if connection.poll(max(0.0, end - time.monotonic())):
             return connection.recv()[1]
-    except EOFError:
+    except (EOFError, OSError):
+        # Nothing, or half a message.
         return None
     return None
