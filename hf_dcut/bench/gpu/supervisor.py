@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_dcut.bench.gpu.clock import Clock
 from hf_dcut.bench.gpu.rig import Rig
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext, SpawnContext
 
 Result = dict[str, Any]
 # How long a part may go on after its end before it is stopped: what it is doing cannot be interrupted otherwise.
@@ -71,7 +74,11 @@ def failed(reason: str) -> Result:
 
 
 def supervise(
-    names: Sequence[str], ends: Mapping[str, float], serve: Serve, method: str = "spawn", grace: float = GRACE
+    names: Sequence[str],
+    ends: Mapping[str, float],
+    serve: Serve,
+    context: SpawnContext | ForkContext | None = None,
+    grace: float = GRACE,
 ) -> Iterator[tuple[str, Result]]:
     """Yields each part's name and result, whatever becomes of the workers.
 
@@ -79,15 +86,14 @@ def supervise(
         names: of the parts, in order.
         ends: as in `results`.
         serve: what a worker does; it sends a pair for each part through the connection.
-        method: how processes are started.
+        context: how processes are started; anew, with nothing of this one, when None.
         grace: seconds a part may go on after its end.
     """
-    todo = list(names)
+    todo, context = list(names), context or multiprocessing.get_context("spawn")
     while todo:
         if (why := Clock(ends[todo[0]]).late()) is not None:
             yield todo.pop(0), {"state": "skipped", "reason": why}
             continue
-        context = multiprocessing.get_context(method)
         ours, theirs = context.Pipe(duplex=False)
         worker = context.Process(target=serve, args=(theirs, tuple(todo)))
         worker.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ def serve(connection: Connection, names: Sequence[str]) -> None:
 def run(names: list[str], seconds: float = 30.0, **ends: float) -> dict[str, dict[str, Any]]:
     now = time.monotonic()
     by = {name: now + ends.get(name, seconds) for name in names}
-    return dict(supervise(names, by, serve, method="fork", grace=0.2))
+    return dict(supervise(names, by, serve, multiprocessing.get_context("fork"), grace=0.2))
 
 
 def test_one_worker_does_what_goes_well() -> None:
