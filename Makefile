@@ -1,5 +1,5 @@
 # One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make train-gpu`,
-# `make soak`, `make clean`.
+# `make gpu-wheels`, `make model-pieces`, `make soak`, `make clean`.
 #
 # The torch build: pip takes the one its index prefers, with CUDA on Linux. On a machine without an NVIDIA GPU, a CPU
 # build spares gigabytes. To choose one, name the index that PyTorch's install page gives for it, or another version:
@@ -8,6 +8,8 @@
 #     make setup TORCH="torch==2.12.0"
 #
 # TRANSFORMERS="transformers==5.24.0" pins that one; PYTHON picks the interpreter of the environment.
+#
+# On a machine that has everything installed and no network, `SETUP= HF_DCUT=hf-dcut` leaves the set-up out.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,6 +18,11 @@ TORCH_FLAGS ?=
 TRANSFORMERS ?=
 PYTEST_FLAGS ?=
 MINUTES ?= 30
+SETUP ?= setup
+HF_DCUT ?= $(BIN)/hf-dcut
+NEWEST := transformers>=5.24,<6
+WHEELS ?= wheels
+PIECES ?= pieces
 
 BIN := $(VENV)/bin
 MODEL := models/smollm2-135m-instruct
@@ -24,7 +31,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # `python -m` must not put the repository on sys.path: ./hf_dcut alone is not the whole package, see pyproject.toml.
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup test demo check docs package gpu-check train-gpu soak clean distclean
+.PHONY: setup test demo check docs package gpu-check gpu-wheels train-gpu model-pieces soak clean distclean
 
 setup: $(VENV)/.installed $(MODEL)/config.json
 
@@ -62,13 +69,29 @@ package: $(VENV)/.installed
 	rm -rf build
 	$(PIP) install --quiet --no-deps --no-build-isolation --target build/package .
 
-gpu-check: setup
-	$(BIN)/hf-dcut gpu-check --out docs/benchmarks/gpu_check.json
+# Everything a GPU must show, in eight minutes; a page with the numbers lies beside the JSON file. docs/kernels.md
+gpu-check: $(SETUP)
+	$(HF_DCUT) gpu-check --out docs/benchmarks/gpu_check.json $(if $(COMMIT),--commit $(COMMIT))
+
+# What a GPU machine without network may lack: hf-dcut and whatever pure Python it and Transformers need, as wheels. What
+# is compiled is not among them, since that belongs to the machine.
+gpu-wheels: $(VENV)/.installed
+	rm -rf $(WHEELS) build/lib build/bdist.*
+	$(PIP) download --quiet --only-binary :all: --dest $(WHEELS) "$(or $(TRANSFORMERS),$(NEWEST))" gguf
+	$(PIP) download --quiet --only-binary :all: --no-deps --dest $(WHEELS) accelerate filelock
+	find $(WHEELS) -name '*.whl' ! -name '*-none-any.whl' -delete
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEELS) .
+	git describe --always --dirty=+ > $(WHEELS)/COMMIT
+	du -sh $(WHEELS)
 
 # A drafter for the small model in eight minutes on one large GPU, docs/training.md; PROMPTS is a JSON-lines file.
-train-gpu: setup
-	$(BIN)/hf-dcut train --target $(MODEL) --prompts "$(PROMPTS)" --out drafter-gpu --time-budget 8m --dtype bfloat16 \
+train-gpu: $(SETUP)
+	$(HF_DCUT) train --target $(MODEL) --prompts "$(PROMPTS)" --out drafter-gpu --time-budget 8m --dtype bfloat16 \
 		--start examples/drafter --slots 512 --batch 256 --anchors 32 --learning-rate 1e-3
+
+# The small model's file in pieces, for a machine without network; `examples/prepare_smollm2.py --join` is its other half.
+model-pieces: $(VENV)/.installed
+	$(BIN)/python examples/prepare_smollm2.py --split $(PIECES)
 
 # Half an hour of requests that come, go, fail and are evicted: every text the same, memory flat. MINUTES shortens it.
 soak: setup

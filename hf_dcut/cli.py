@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from hf_dcut import __version__
 from hf_dcut.app.command import add_demo
-from hf_dcut.bench.command import add_bench, add_models, positive
+from hf_dcut.bench.command import add_bench, add_models, positive, words
 from hf_dcut.evaluate_command import add_evaluate
 from hf_dcut.jobs.command import add_run
 from hf_dcut.train_command import add_train
@@ -84,19 +83,27 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _add_gpu_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("gpu-check", help="check a GPU: losslessness, the cost table, the attention path")
-    parser.add_argument("--out", type=Path, default=Path("gpu_check.json"), help="JSON file (default: %(default)s)")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, for any device")
+    parser = commands.add_parser("gpu-check", help="check a GPU: kernels, losslessness, costs of steps, speed")
+    add = parser.add_argument
+    add(
+        "--out",
+        type=Path,
+        default=Path("gpu_check.json"),
+        help="JSON file; a page goes beside it (default: %(default)s)",
+    )
+    add("--tiny", action="store_true", help="small shapes, for any device")
+    add("--minutes", type=float, default=8.0, help="for everything; what no longer fits is left out (default: 8)")
+    add("--parts", type=words, default=None, help="some of its parts, such as kernels,costs (default: all)")
+    add("--commit", default=None, help="of the sources, where git does not tell it")
     parser.set_defaults(run=_gpu_check)
 
 
-def _gpu_check(options: argparse.Namespace) -> None:
-    from hf_dcut.bench.gpu_check import gpu_check
+def _gpu_check(options: argparse.Namespace) -> int:
+    from hf_dcut.bench.gpu_check import NAMES, gpu_check
 
-    result = gpu_check(tiny=options.tiny)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    result = gpu_check(options.out, options.tiny, options.minutes, options.parts or NAMES, options.commit)
+    print(options.out.with_suffix(".md").read_text())
+    return 0 if result["passed"] else 1
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ class DFlashDrafter(Drafter):
         draft_ids: Sequence[int] | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> Self:
         """Returns an untrained drafter for a target: for tests and benchmarks, and as the start of training.
 
@@ -115,21 +116,22 @@ class DFlashDrafter(Drafter):
             draft_ids: tokens that can be drafted, ascending; None for all.
             seed: of the weights.
             dtype: of the weights.
+            device: where they are drawn and lie; each kind of device draws others.
         """
         config = _config_for(target_config, taps, mask_token_id, block_size, layers, draft_ids)
         # Not by torch's own initialisation, which draws from the global generator.
         with torch.device("meta"):
             model = DFlashModel(config)
-        model = model.to_empty(device="cpu").eval().requires_grad_(False)
-        generator = torch.Generator().manual_seed(seed)
+        model = model.to_empty(device=device).eval().requires_grad_(False)
+        generator = torch.Generator(device).manual_seed(seed)
         for weight in model.parameters():
             if weight.ndim == 2:
                 weight.normal_(0.0, 0.02, generator=generator)
             else:
                 weight.fill_(1.0)
         if draft_ids is not None:
-            ids = torch.as_tensor(draft_ids, dtype=torch.int64)
-            model.d2t = ids - torch.arange(len(ids))
+            ids = torch.as_tensor(draft_ids, dtype=torch.int64, device=device)
+            model.d2t = ids - torch.arange(len(ids), device=device)
         return cls(model.to(dtype))
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:

@@ -8,5 +8,5 @@ lossless.py                         whether the answers are the same
 journal.py cell.py                  the run's file, and what it says of a cell
 table.py report.py figures.py claims.py analysis.py     how it is shown
 trace.py simulator.py surface.py forecast.py               recorded drafts on other machines
-gpu_check.py                        `hf-dcut gpu-check`
+gpu_check.py kernel_check.py gpu/    `hf-dcut gpu-check`
 """

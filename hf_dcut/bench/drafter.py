@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,10 +15,12 @@ from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 
-# Confidences of the oracle's blocks: some are easy, some hard. Chosen so that a block of 15 drafts commits 4 tokens on
-# average when all are verified.
+# Confidences of the oracle's blocks: some are easy, some hard. With 15 drafts, all verified, a step commits 4.9
+# tokens on average.
 ORACLE_PROFILE = (0.97, 0.86, 0.62, 0.35, 0.15)
 _AT_ONCE = 16
+# Halvings of an interval of exponents: far below what anybody can measure.
+_HALVINGS = 60
 
 
 def make_drafter(
@@ -41,6 +44,34 @@ def make_drafter(
     if name == "oracle":
         return OracleDrafter(_continuations(model, prompts, max_new_tokens), draft_tokens=15, profile=ORACLE_PROFILE)
     return AutoDrafter.from_pretrained(name, device=model.device)
+
+
+def profile_for(tokens_per_step: float, draft_tokens: int = 15) -> tuple[float, ...]:
+    """Returns the oracle's profile with which a step commits so many tokens on average, all drafts verified.
+
+    The moods of `ORACLE_PROFILE`, all raised to one power.
+
+    Args:
+        tokens_per_step: the paper's mean accepted tokens, the target's own included.
+        draft_tokens: D.
+
+    Raises:
+        ValueError: not between 1 and D + 1.
+    """
+    if not 1 < tokens_per_step < draft_tokens + 1:
+        raise ValueError(f"tokens_per_step={tokens_per_step}: give a number between 1 and D + 1 = {draft_tokens + 1}")
+    # The powers e^-12 and e^12 make every draft sure, and none.
+    low, high = -12.0, 12.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        found = _moods(middle)
+        committed = sum(c**k for c in found for k in range(draft_tokens + 1)) / len(found)
+        low, high = (middle, high) if committed > tokens_per_step else (low, middle)
+    return _moods(low)
+
+
+def _moods(log_power: float) -> tuple[float, ...]:
+    return tuple(c ** math.exp(log_power) for c in ORACLE_PROFILE)
 
 
 def _continuations(

@@ -1,159 +1,133 @@
-"""`hf-dcut gpu-check`: what a GPU must show, in a few minutes and without network.
+"""`hf-dcut gpu-check`: what a GPU must show, in eight minutes and without network.
 
-    lossless   tiny random models on the device, in float32 and bfloat16, against plain `generate`
-    costs      the paper's table 3: a Qwen3-8B-shaped random model with a five-layer DFlash drafter, D = 15
-    attention  which path packed attention took
-    kernels    every kernel against its reference on the device, and its seconds against what it replaces
+    device     what it runs on, and the path each op takes there
+    kernels    every kernel against its reference on the device
+    exact      answers of a random model in SmolLM2-135M's shape against plain `generate`, float32 and bfloat16
+    costs      the paper's table 3 on a random model in Qwen3-8B's shape, beside targets and floors
     selection  seconds of scores, budget and packing, and their share of a step
+    graphs     steps replayed as CUDA graphs against eager ones, bit for bit
+    speed      tokens per second with an oracle's drafts, beside plain `generate`: synthetic
+    times      seconds of every kernel beside its reference, torch.compile of that, and the library
+    compiled   tokens per second of plain `generate` with a static cache and a compiled forward
 
-`tiny=True` runs the same code in small shapes on any device.
+Each part has a share of the time; what no longer fits is told with the reason. `tiny=True` runs the same code in small
+shapes on any device.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from hf_dcut.assembly import warmup
-from hf_dcut.attention import path_name
-from hf_dcut.bench.kernel_check import check_kernels, host_seconds, taken_paths, time_kernels
-from hf_dcut.bench.lossless import TIE, margin
-from hf_dcut.bench.machine import machine
-from hf_dcut.config import PAPER_RATIOS, DCutConfig
-from hf_dcut.cost_table import CostTable
-from hf_dcut.drafters.dflash import DFlashDrafter
-from hf_dcut.engine import select
-from hf_dcut.graphs import ExactShapes
-from hf_dcut.types import Batch, Drafts
+from hf_dcut import __version__
+from hf_dcut.bench.gpu.costs import costs
+from hf_dcut.bench.gpu.exact import exact
+from hf_dcut.bench.gpu.graphs import graphs
+from hf_dcut.bench.gpu.kernels import device, kernels, times
+from hf_dcut.bench.gpu.report import page
+from hf_dcut.bench.gpu.rig import Rig
+from hf_dcut.bench.gpu.selection import selection
+from hf_dcut.bench.gpu.speed import compiled, speed
+from hf_dcut.bench.gpu.supervisor import GRACE, Part, Result, results, send, supervise
+from hf_dcut.bench.machine import commit as head
 
-_SMALL: dict[str, Any] = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-}
-_SMALL |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "initializer_range": 0.2}
-_QWEN3_8B: dict[str, Any] = {
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-}
-_QWEN3_8B |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+# What matters most comes first. Shares are about the seconds of eight minutes.
+PARTS = (
+    Part("device", 40, device),
+    Part("kernels", 60, kernels),
+    Part("exact", 60, exact),
+    Part("costs", 60, costs),
+    Part("selection", 5, selection),
+    Part("graphs", 40, graphs),
+    Part("speed", 75, speed),
+    Part("times", 45, times),
+    Part("compiled", 70, compiled),
+)
+NAMES = tuple(part.name for part in PARTS)
+MINUTES = 8.0
+# Seconds until this module runs: the imports of torch and Transformers.
+_IMPORTS = 15.0
 
 
-def gpu_check(tiny: bool = False) -> dict[str, Any]:
-    """Returns the results, JSON-able.
+def gpu_check(
+    out: Path | None = None,
+    tiny: bool = False,
+    minutes: float = MINUTES,
+    parts: Sequence[str] = NAMES,
+    commit: str | None = None,
+    apart: bool = True,
+) -> dict[str, Any]:
+    """Returns the results, JSON-able, which are also written after every part.
 
     Args:
+        out: JSON file; the page goes beside it, with the suffix .md. None writes nothing.
         tiny: small shapes; else a CUDA device is needed.
+        minutes: for everything.
+        parts: names of those to run, in any order.
+        commit: of the sources; asked of git if None.
+        apart: whether parts run in a process of their own.
 
     Raises:
-        ValueError: no CUDA device, unless `tiny`.
+        ValueError: no CUDA device, unless `tiny`; unknown parts; no time.
     """
     if not tiny and not torch.cuda.is_available():
         raise ValueError("gpu-check needs a CUDA device: run it on one, or pass --tiny to try it in small shapes")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    begin = time.perf_counter()
-    lossless = [
-        _lossless(model_class, config, dtype, device, batch=4 if tiny else 16, new=12 if tiny else 64)
-        for model_class, config in ((LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config))
-        for dtype in (torch.float32, torch.bfloat16)
-    ]
-    costs, table = _costs(device, tiny)
-    checks = check_kernels(device, tiny)
-    return {
-        "machine": machine(),
-        "tiny": tiny,
-        "attention": costs["attention"],
-        "paths": taken_paths(device),
-        "passed": all(entry["passed"] for entry in [*lossless, *checks]),
-        "lossless": lossless,
-        "costs": costs,
-        "kernels": {"checks": checks, "times": time_kernels(device, tiny)},
-        "selection": _selection(table, device),
-        "seconds": time.perf_counter() - begin,
-    }
-
-
-def _lossless(
-    model_class: type[PreTrainedModel],
-    config_class: type,
-    dtype: torch.dtype,
-    device: torch.device,
-    batch: int,
-    new: int,
-) -> dict[str, Any]:
-    """Returns how many rows of each budget equal plain `generate`, and the largest margin where one does not."""
-    torch.manual_seed(0)
-    config = config_class(**_SMALL, eos_token_id=None, bos_token_id=1, pad_token_id=0)
-    model = model_class(config).eval().to(device, dtype)
-    drafter = DFlashDrafter.random(config, taps=(0, 2), mask_token_id=2, block_size=8, layers=1, dtype=dtype).to(device)
-    lengths = torch.arange(batch) % 7 + 3
-    width = int(lengths.max())
-    mask = (torch.arange(width) >= width - lengths[:, None]).long()
-    ids = torch.randint(3, config.vocab_size, (batch, width), generator=torch.Generator().manual_seed(1)) * mask
-    inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-    plain = model.generate(**inputs, max_new_tokens=new, do_sample=False)[:, width:].tolist()
-    equal, margins = {}, []
-    for budget in ("none", 1.0, 0.5, 0.25):
-        rows = model.generate(**inputs, max_new_tokens=new, do_sample=False, assistant_model=drafter, dcut=budget)
-        ours = rows[:, width:].tolist()
-        prompts = [ids[i, mask[i].bool()].tolist() for i in range(batch)]
-        found = [margin(model, p, a, b) for p, a, b in zip(prompts, ours, plain, strict=True)]
-        margins += [m for m in found if m is not None]
-        equal[str(budget)] = sum(m is None for m in found)
-    worst = max(margins, default=0.0)
-    return {
-        "model": model_class.__name__,
-        "dtype": str(dtype),
-        "rows": batch,
-        "equal_rows": equal,
-        "largest_margin_at_a_difference": worst,
-        "passed": worst < TIE[dtype],
-    }
-
-
-def _costs(device: torch.device, tiny: bool) -> tuple[dict[str, Any], CostTable]:
-    """Returns seconds of plain and packed steps, {B: {T: seconds}} with T = 0 for the plain step, and their table."""
-    shape, sizes, block, layers = (_SMALL, (1, 2), 4, 1) if tiny else (_QWEN3_8B, (1, 8, 16, 32, 64), 16, 5)
-    config = Qwen3Config(**{**shape, "initializer_range": 0.02})
-    with torch.device(device):
-        model = Qwen3ForCausalLM._from_config(config, dtype=torch.float32 if tiny else torch.bfloat16).eval()
-    depth = config.num_hidden_layers
-    taps = (0, depth - 3) if tiny else (1, 9, 17, 25, 33)
-    dtype = model.dtype
-    drafter = DFlashDrafter.random(config, taps=taps, mask_token_id=2, block_size=block, layers=layers, dtype=dtype).to(
-        device
-    )
-    table = warmup(model, drafter, sizes, DCutConfig(cost_table="off"), max_length=64 if tiny else 2048)
-    found = {
-        "shape": shape,
-        "attention": path_name(device, dtype, [(config.head_dim, config.head_dim)]),
-        "draft_tokens": block - 1,
-        "dtype": str(dtype),
-        "seconds": {
-            str(kv): {str(b): {str(t): s for t, s in row.items()} for b, row in rows.items()}
-            for kv, rows in table.seconds.items()
-        },
-    }
-    return found, table
-
-
-def _selection(table: CostTable, device: torch.device) -> dict[str, dict[str, float]]:
-    """Returns seconds of a selection by batch size, host read included, and its share of the step of all positions."""
-    found, depth = {}, table.draft_tokens
-    (by_batch,) = table.seconds.values()
-    for rows in by_batch:
-        confidence = torch.rand(rows, depth, generator=torch.Generator().manual_seed(0)).sqrt().to(device)
-        drafts = Drafts.chain(torch.ones(rows, depth, dtype=torch.int64, device=device), confidence)
-        slot, full = torch.arange(rows, device=device), torch.full((rows,), depth, device=device)
-        batch = Batch(slot, full, full, full, slot, slot * 0)
-        seconds = host_seconds(partial(select, drafts, batch, PAPER_RATIOS, table, ExactShapes(), 2 * depth), device)
-        whole = table.drafted(rows, rows * (depth + 1))
-        found[str(rows)] = {**seconds, "share_p50": seconds["p50"] / whole, "share_p95": seconds["p95"] / whole}
+    unknown = [name for name in parts if name not in NAMES]
+    if unknown or not parts:
+        raise ValueError(f"parts {', '.join(unknown) or '(none)'}: give some of {', '.join(NAMES)}")
+    if not minutes * 60 > 2 * (GRACE + _IMPORTS):
+        raise ValueError(f"minutes={minutes:g}: give at least one")
+    chosen = [part for part in PARTS if part.name in parts]
+    begin = time.monotonic()
+    ends = _ends(chosen, begin, minutes * 60 - GRACE - _IMPORTS)
+    found: dict[str, Any] = {"version": __version__, "commit": commit or head(), "tiny": tiny, "minutes": minutes}
+    found["parts"] = {}
+    for name, result in _run(chosen, tiny, ends, apart):
+        found["parts"][name] = result
+        print(f"{name}: {result['state']}", file=sys.stderr, flush=True)
+        found |= _verdict(found["parts"]) | {"seconds": time.monotonic() - begin}
+        if out is not None:
+            _write(out, found)
     return found
+
+
+def _ends(parts: Sequence[Part], begin: float, seconds: float) -> dict[str, float]:
+    """Returns by when each part must be done: time that one leaves is the next one's."""
+    whole, used, ends = sum(part.share for part in parts), 0.0, {}
+    for part in parts:
+        used += part.share
+        ends[part.name] = begin + seconds * used / whole
+    return ends
+
+
+def _run(parts: Sequence[Part], tiny: bool, ends: Mapping[str, float], apart: bool) -> Iterator[tuple[str, Result]]:
+    if not apart:
+        return results(parts, Rig(tiny), ends)
+    return supervise([part.name for part in parts], ends, partial(_serve, tiny=tiny, ends=ends))
+
+
+def _serve(connection: Connection, names: Sequence[str], tiny: bool, ends: Mapping[str, float]) -> None:
+    """Runs parts in a worker and sends what they find."""
+    send(connection, results([part for part in PARTS if part.name in names], Rig(tiny), ends))
+
+
+def _verdict(parts: Mapping[str, Result]) -> dict[str, Any]:
+    """Returns whether all that ran passed, and all that did not run, with the reasons."""
+    skipped = [{"what": name, "why": result["reason"]} for name, result in parts.items() if result["state"] != "done"]
+    for name, result in parts.items():
+        skipped += [{"what": f"{name}: {item['what']}", "why": item["why"]} for item in result.get("skipped", ())]
+    return {"passed": all(result.get("passed", True) for result in parts.values()), "skipped": skipped}
+
+
+def _write(out: Path, found: dict[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    out.with_suffix(".md").write_text(page(found))

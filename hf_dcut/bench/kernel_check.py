@@ -28,6 +28,12 @@ Case = dict[str, Any]
 # Logits of rows as long as a vocabulary: their exponentials add up to more rounding than a trial's.
 _LOGPROB = 4 * LOGPROB
 _WARM_UP = 3
+# Says why there is no time left for a case, None while there is.
+Late = Callable[[], str | None]
+
+
+def in_time() -> None:
+    """Returns None: there is always time."""
 
 
 def taken_paths(device: torch.device) -> dict[str, str]:
@@ -39,10 +45,16 @@ def taken_paths(device: torch.device) -> dict[str, str]:
     }
 
 
-def check_kernels(device: torch.device, tiny: bool) -> list[Case]:
-    """Returns one entry for each op, path and case: whether it agrees with the reference, and what is wrong if not."""
-    found = []
+def check_kernels(device: torch.device, tiny: bool, late: Late = in_time) -> list[Case]:
+    """Returns one entry for each op, path and case: whether it agrees with the reference, and what is wrong if not.
+
+    Entries for which there was no time have the reason under "skipped" instead.
+    """
+    found: list[Case] = []
     for op, path, case, check in _checks(device, tiny):
+        if (why := late()) is not None:
+            found.append({"op": op, "path": path, "case": case, "skipped": why})
+            continue
         try:
             fault = check()
         except paths.failures() as error:
@@ -52,10 +64,13 @@ def check_kernels(device: torch.device, tiny: bool) -> list[Case]:
     return found
 
 
-def time_kernels(device: torch.device, tiny: bool, repeats: int = 100) -> list[Case]:
-    """Returns one entry for each op, path and case with its seconds on the device."""
+def time_kernels(device: torch.device, tiny: bool, repeats: int = 100, late: Late = in_time) -> list[Case]:
+    """Returns one entry for each op, path and case with its seconds on the device; "skipped" as in `check_kernels`."""
     found: list[Case] = []
     for op, path, case, run in _runs(device, tiny):
+        if (why := late()) is not None:
+            found.append({"op": op, "path": path, "case": case, "skipped": why})
+            continue
         try:
             seconds = device_seconds(run, device, 2 if tiny else repeats)
         except paths.failures() as error:

@@ -85,7 +85,7 @@ def run(
     elif method == LOOKUP:
         extra = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
     elif method == COMPILED:
-        extra = {"cache_implementation": "static", "compile_config": _compile_everywhere()}
+        extra = {"cache_implementation": "static", "compile_config": _compile_config(model.device)}
     return _batches(model, prompts, options, extra, options.width if method == COMPILED else 0)
 
 
@@ -160,8 +160,10 @@ def _continuous(
     return seconds, [result.generated_tokens for result in results], first[len(first) // 2]
 
 
-def _compile_everywhere() -> CompileConfig:
-    """Returns a config that compiles on a CPU too, which upstream does only when told so in this way."""
+def _compile_config(device: torch.device) -> CompileConfig:
+    """Returns upstream's own way to compile on a GPU, and elsewhere what makes it compile there too."""
+    if device.type == "cuda":
+        return CompileConfig()
     config = CompileConfig(mode="default")
     config._compile_all_devices = True
     return config

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "prepare_smollm2.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prepare_smollm2", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +64,21 @@ def test_model_answers_through_the_chat_template(tokenizer: PreTrainedTokenizerF
     inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     text = model.generate(**inputs, do_sample=False, max_new_tokens=16)[0, inputs.input_ids.shape[1] :]
     assert tokenizer.decode(text) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_pieces_make_the_file_again(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(range(256)) * 41
+    whole, folder = tmp_path / "m.gguf", tmp_path / "pieces"
+    whole.write_bytes(content)
+    monkeypatch.setattr(script.check, "__defaults__", (hashlib.sha256(content).hexdigest(),))
+    script.split(whole, folder, 512)
+    pieces = script.split(whole, folder, 1000)
+    assert sorted(folder.iterdir()) == pieces, "those of an earlier split are gone"
+    assert [piece.stat().st_size for piece in pieces] == [1000] * 10 + [496]
+    (tmp_path / "new").mkdir()
+    assert script.join(folder, tmp_path / "new", "m.gguf").read_bytes() == content
+    pieces[3].unlink()
+    with pytest.raises(RuntimeError, match=r"m.gguf, joined from 10 pieces, has SHA-256 .*, expected"):
+        script.join(folder, tmp_path / "new", "m.gguf")
+    with pytest.raises(FileNotFoundError, match=r"holds no m.gguf.00: make the pieces with --split"):
+        script.join(tmp_path, tmp_path / "new", "m.gguf")

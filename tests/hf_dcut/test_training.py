@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.training import Recipe, Trainer, read_answers
 from hf_dcut.training import TrainPlan, train
 
+ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["What is two and two?", "Name a colour.", "Say hello to a friend.", "How long is a day?", "Why?"]
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 9, "head_dim": 8}
 
@@ -143,6 +146,28 @@ def test_a_time_budget_ends_everything(target: Path, prompts: Path, tmp_path: Pa
     assert result["seconds"] < 40
     assert result["tokens_per_step"] is None
     assert "no answers were held out" in (out / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("make") is None, reason="asks make for its recipe")
+def test_the_recipe_for_a_gpu_runs_in_small(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """`make train-gpu` as it stands, but for the models, the minutes and how much is done at once."""
+    recipe = ["make", "-n", "train-gpu", "SETUP=", "HF_DCUT=hf-dcut", f"PROMPTS={prompts}"]
+    told = subprocess.run(recipe, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    name, *arguments = shlex.split(told.replace("\\\n", " "))
+    assert name == "hf-dcut"
+    config = AutoModelForCausalLM.from_pretrained(target).config
+    start, out = tmp_path / "start", tmp_path / "out"
+    DFlashDrafter.random(config, taps=(1, 4), mask_token_id=3, block_size=4, layers=1).save_pretrained(start)
+    small = {"--target": target, "--start": start, "--out": out, "--time-budget": "20s"}
+    small |= {"--slots": 4, "--batch": 2, "--anchors": 4}
+    for option, value in small.items():
+        arguments[arguments.index(option) + 1] = str(value)
+    assert main([*arguments, "--max-new-tokens", "12", "--keep-loops", "--held-out", "0.25"]) == 0
+    assert AutoDrafter.from_pretrained(out).dtype == torch.bfloat16
+    assert len(read_answers(out / "work" / "answers-0.jsonl")) == len(QUESTIONS)
+    steps = [json.loads(line) for line in (out / "work" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["step"] for line in steps) > 1
 
 
 @pytest.mark.parametrize(

@@ -66,3 +66,10 @@ def test_checks_that_cannot_agree_fail() -> None:
     assert kernel_check._far(right, right, 1e-6) is None
     assert kernel_check._far(right + 1e-3, right, 1e-6) == "off by 1.0e-03, allowed 1e-06"
     assert kernel_check._far(right * torch.nan, right, 1e-6) == "off by nan, allowed 1e-06"
+
+
+def test_what_there_is_no_time_for_is_told() -> None:
+    answers = iter([None, *["no time"] * 100])
+    for found in (check_kernels(CPU, True, lambda: "no time"), time_kernels(CPU, True, late=lambda: next(answers))):
+        assert all(entry.keys() == {"op", "path", "case", "skipped"} for entry in found[1:])
+    assert "p50" in found[0]
