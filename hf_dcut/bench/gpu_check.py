@@ -26,8 +26,7 @@ from hf_dcut.bench.machine import machine
 from hf_dcut.config import PAPER_RATIOS, DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
-from hf_dcut.engine import select
-from hf_dcut.graphs import ExactShapes
+from hf_dcut.selecting import select
 from hf_dcut.types import Batch, Drafts
 
 _SMALL: dict[str, Any] = {
@@ -153,7 +152,7 @@ def _selection(table: CostTable, device: torch.device) -> dict[str, dict[str, fl
         drafts = Drafts.chain(torch.ones(rows, depth, dtype=torch.int64, device=device), confidence)
         slot, full = torch.arange(rows, device=device), torch.full((rows,), depth, device=device)
         batch = Batch(slot, full, full, full, slot, slot * 0)
-        seconds = host_seconds(partial(select, drafts, batch, PAPER_RATIOS, table, ExactShapes(), 2 * depth), device)
+        seconds = host_seconds(partial(select, drafts, batch, PAPER_RATIOS, table, 2 * depth), device)
         whole = table.drafted(rows, rows * (depth + 1))
         found[str(rows)] = {**seconds, "share_p50": seconds["p50"] / whole, "share_p95": seconds["p95"] / whole}
     return found
