@@ -64,12 +64,13 @@ class DCutConfig:
             raise TypeError(f"dcut deterministic={self.deterministic!r}: give True or False")
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"dcut cuda_graphs={self.cuda_graphs!r}: give 'auto', True or False")
-        if self.cuda_graph_batch_sizes is not None:
-            object.__setattr__(self, "cuda_graph_batch_sizes", tuple(self.cuda_graph_batch_sizes))
-            if not self.cuda_graph_batch_sizes or not all(map(_is_count, self.cuda_graph_batch_sizes)):
+        sizes = self.cuda_graph_batch_sizes
+        if sizes is not None:
+            if not isinstance(sizes, (list, tuple)) or not sizes or not all(map(_is_count, sizes)):
                 raise ValueError(
-                    f"dcut cuda_graph_batch_sizes={self.cuda_graph_batch_sizes!r}: give positive integers, or None"
+                    f"dcut cuda_graph_batch_sizes={sizes!r}: give one or more positive integers, such as (1, 4, 16)"
                 )
+            object.__setattr__(self, "cuda_graph_batch_sizes", tuple(sizes))
         # Tables come after this module, so one is known by what the budget asks of it.
         if not isinstance(self.cost_table, (str, os.PathLike)) and not hasattr(self.cost_table, "drafted"):
             raise TypeError(f"dcut cost_table={self.cost_table!r}: give 'auto', 'off', a path or a CostTable")

@@ -92,6 +92,13 @@ class FixedStep:
             self.drafter.observe(Committed(*row, kept=(), accepted=(), added=(), finished=()))
         return FixedRow(packed, self._keep(logits), told)
 
+    def forget(self) -> None:
+        """Frees all slots of what steps of made-up requests left in them."""
+        for slot in range(self.cache.slots):
+            self.cache.free(slot)
+            if self.drafter is not None:
+                self.drafter.free(slot)
+
     def _drafts(self, batch: Batch) -> Drafts:
         """Returns the first D drafts of each block."""
         assert self.drafter is not None, "a step that drafts needs a drafter"

@@ -136,6 +136,7 @@ class Graphs:
                 full += 1
                 continue
             self.replays[shape] = replay
+        self.step.forget()
         taken = size(max(0, recorder.bytes() - before))
         logger.info("recorded %d CUDA graphs, which take %s", len(self.replays), taken)
         if full:

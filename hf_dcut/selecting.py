@@ -80,9 +80,9 @@ def select_at_once(
 def select_fixed(drafts: Drafts, batch: Batch, total: int, reach: int, path: str | None = None) -> Packed:
     """Returns a packed row of exactly `total` places: the anchors and the likeliest drafts. Reads nothing on the host.
 
-    Drafts that `select` would not take come last: those that are not there, beyond their request's room, or without a
-    finite confidence. They only fill up what would be padding, and have cells of their own behind their request's: a
-    token that the target did not ask for is never accepted, and one past a request's end is never committed.
+    Drafts that are not there, beyond their request's room or without a finite confidence count as certain to fail, so
+    they only fill up what would be padding. Their cells lie behind their request's; a token that the target did not
+    choose is never accepted, and one past a request's end is never committed.
 
     Args:
         drafts: chains of D drafts a request; any token of the vocabulary where there is none.

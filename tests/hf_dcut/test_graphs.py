@@ -6,13 +6,12 @@ On a CPU a recorder stands in that replays by calling the function again, so eve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from hf_dcut import graphs as graphs_module
@@ -33,35 +32,15 @@ LENGTHS = [12, 1, 7, 2, 9, 14, 3]
 KINDS = ("prompt lookup", "oracle", "wrong oracle", "dflash")
 
 
-class HostRead(AssertionError):
-    """Something was read on the host that a graph cannot read."""
-
-
-class NoHostReads(TorchFunctionMode):
-    """Raises where a tensor's numbers would be asked for, or its shape depends on them."""
-
-    FORBIDDEN = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "cpu", "numpy", "unique")
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in self.FORBIDDEN:
-            raise HostRead(func.__name__)
-        if func is torch.Tensor.__getitem__:
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in index):
-                raise HostRead("mask as an index")
-        if getattr(func, "__name__", "") in ("tensor", "as_tensor"):
-            raise HostRead("numbers of the host")
-        return func(*args, **(kwargs or {}))
-
-
 @dataclass
 class CallAgain:
     """Stands in for CUDA graphs: replays by calling the function, under the rules of a recording."""
 
+    watch: Callable[[], AbstractContextManager[None]]
     fail: Callable[[int], Exception | None] = lambda number: None
     strict: bool = True
     recorded: int = 0
-    replays: list[int] = field(default_factory=list)
+    replays: list[tuple[int, int]] = field(default_factory=list)
 
     def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
         error = self.fail(self.recorded)
@@ -71,10 +50,10 @@ class CallAgain:
         first = run()
 
         def replay() -> FixedRow:
-            with NoHostReads() if self.strict else nullcontext():
+            with self.watch() if self.strict else nullcontext():
                 row = run()
             assert row.logits.data_ptr() == first.logits.data_ptr()
-            self.replays.append(len(row.packed))
+            self.replays.append((row.packed.decoding, len(row.packed)))
             return row
 
         return replay
@@ -84,9 +63,9 @@ class CallAgain:
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> CallAgain:
+def recorder(monkeypatch: pytest.MonkeyPatch, no_host_reads: Callable[[], AbstractContextManager[None]]) -> CallAgain:
     """Takes the place of CUDA's, on the CPU."""
-    stand_in = CallAgain()
+    stand_in = CallAgain(no_host_reads)
     monkeypatch.setattr(graphs_module, "recorder_for", lambda device: stand_in)
     # It reads its own table on the host when it meets a request, which a real recording could not hold.
     monkeypatch.setattr(BoundOracle, "capturable", True)
@@ -139,8 +118,8 @@ def run(model: PreTrainedModel, drafter: Drafter | None, slots: int, requests: l
         return engine.stats
 
 
-@pytest.mark.parametrize("kind", ["none", *KINDS])
-@pytest.mark.parametrize(("slots", "at_once"), [(1, 4096), (3, 1), (7, 4096), (9, 4096)])
+@pytest.mark.parametrize("kind", ["none", "prompt lookup", "oracle", "wrong oracle", "dflash"])
+@pytest.mark.parametrize(("slots", "at_once"), [(1, 4096), (3, 1), (9, 4096)])
 def test_every_text_is_plain_generates(
     recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]], kind: str, slots: int, at_once: int
 ) -> None:
@@ -151,3 +130,178 @@ def test_every_text_is_plain_generates(
     assert recorder.replays
     assert sum(request.totals.kept for request in requests) == stats.kept
     assert sum(request.totals.accepted for request in requests) == stats.accepted_tokens
+    assert sum(stats.histogram.values()) == stats.rows
+
+
+@pytest.mark.parametrize("budget", ["none", 0.25, 0.6, 1.0, "auto"])
+def test_at_any_budget(recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]], budget: Any) -> None:
+    recorder.strict = False
+    requests = make_requests()
+    drafter = make_drafter("none" if budget == "none" else "oracle", model, texts)
+    stats = run(model, drafter, 7, requests, budget=budget)
+    assert [request.tokens for request in requests] == texts
+    assert recorder.replays
+    assert (stats.drafted_steps > 0) == (budget != "none")
+
+
+def test_sizes_are_rounded_up(recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]]) -> None:
+    """Seven requests, of which fewer and fewer go on, run as 7, 4, 2 or 1."""
+    run(model, make_drafter("dflash", model, texts), 7, make_requests(), budget=0.5, max_prefill_tokens=99)
+    assert {rows for rows, _ in recorder.replays} <= {1, 2, 4, 7}
+    # 0.5 of B (D+1) places, or anchors alone once no request has room for a draft.
+    assert set(recorder.replays) <= {(b, t) for b in (1, 2, 4, 7) for t in (2 * b, b)}
+
+
+def test_auto_takes_the_budget_of_the_last_steps_drafts(
+    recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]]
+) -> None:
+    """Sure drafts call for all of them, doubtful ones for as few as there are."""
+    chosen = {}
+    for profile in ((1.0,), (0.01,)):
+        recorder.strict, known = False, {tuple(p): list(t) for p, t in zip(PROMPTS, texts, strict=True)}
+        requests = make_requests()
+        flat = CostTable.from_rows({b: {0: 1.0} | {t * b: 0.3 + t / 10 for t in (1, 2, 3, 4)} for b in (1, 8)}, D)
+        stats = run(model, OracleDrafter(known, D, profile), 7, requests, budget="auto", cost_table=flat)
+        assert [request.tokens for request in requests] == texts
+        chosen[profile] = {record.budget for record in stats.records or [] if record.budget}
+    # Near its end a request has no room for all.
+    assert chosen == {(1.0,): {0.75, 1.0}, (0.01,): {0.25}}
+
+
+def test_draws_and_scores_are_those_without_graphs(
+    recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]]
+) -> None:
+    outcomes = []
+    for asked in (True, False):
+        requests = make_requests(samples=True, seed=5, keeps_scores=True, keeps_logits=True, keeps_logprobs=True)
+        run(model, make_drafter("prompt lookup", model, texts), 4, requests, cuda_graphs=asked)
+        outcomes.append(requests)
+    assert recorder.replays
+    for replayed, eager in zip(*outcomes, strict=True):
+        assert replayed.tokens == eager.tokens
+        for name in ("scores", "logits", "logprobs"):
+            found, expected = (torch.as_tensor(_stacked(getattr(r, name))) for r in (replayed, eager))
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def _stacked(values: list[Any]) -> Any:
+    return torch.stack(values) if isinstance(values[0], torch.Tensor) else values
+
+
+def test_drafts_that_cannot_be_ranked(
+    recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = make_drafter("dflash", model, texts)
+    assert isinstance(drafter, DFlashDrafter)
+    drafter.model.norm.weight.fill_(torch.nan)
+    requests = make_requests()
+    run(model, drafter, 3, requests)
+    assert [request.tokens for request in requests] == texts
+    assert [line for line in caplog.messages if "non-finite" in line] == caplog.messages[:1] == caplog.messages
+
+
+def test_costs_are_those_of_replayed_steps(recorder: CallAgain, model: PreTrainedModel) -> None:
+    config = DCutConfig(cuda_graphs=True, cost_table="off", ratios=(0.5, 1.0))
+    with open_engine(model, PromptLookupDrafter(D), config, 3, 4, 40) as engine:
+        assert engine.costs is not None
+        assert engine.costs.fingerprint["cuda_graphs"] is True
+        measured = {(b, t or b) for b, row in engine.costs.seconds[16].items() for t in row}
+    assert set(recorder.replays) - {(3, t) for t in (3, 6, 12)} == measured - {(1, 1), (2, 2)} | {(1, 1), (2, 2)}
+
+
+def test_beyond_the_sizes_steps_run_eagerly_and_that_is_said_once(
+    recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = make_requests()
+    drafter = make_drafter("prompt lookup", model, texts)
+    run(model, drafter, 7, requests, cuda_graph_batch_sizes=(2, 64))
+    assert [request.tokens for request in requests] == texts
+    assert {rows for rows, _ in recorder.replays} == {2}
+    (line,) = caplog.messages
+    assert "no CUDA graph for steps of 6 requests with 12 packed tokens" in line
+
+
+def test_where_memory_ends_there_are_fewer_graphs(
+    recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.fail = lambda number: torch.OutOfMemoryError() if number < 3 else None
+    requests = make_requests()
+    run(model, make_drafter("dflash", model, texts), 7, requests)
+    assert [request.tokens for request in requests] == texts
+    assert {rows for rows, _ in recorder.replays} == {1, 2, 4}
+    assert "memory holds 5 of 8 CUDA graphs" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("asked", [True, "auto"])
+def test_a_step_that_cannot_be_recorded(
+    recorder: CallAgain,
+    model: PreTrainedModel,
+    texts: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: Any,
+) -> None:
+    monkeypatch.setattr(graphs_module, "_WORTH", 1)
+    recorder.fail = lambda number: RuntimeError("operation not permitted when stream is capturing")
+    requests = make_requests()
+    if asked is True:
+        with pytest.raises(RuntimeError, match=r"cuda_graphs=True: a step cannot be recorded .*stream is capturing"):
+            run(model, make_drafter("dflash", model, texts), 3, requests)
+        return
+    run(model, make_drafter("dflash", model, texts), 3, requests, cuda_graphs=asked)
+    assert [request.tokens for request in requests] == texts
+    assert ["no CUDA graphs: a step cannot be recorded" in line for line in caplog.messages] == [True]
+
+
+def test_a_replay_that_does_not_follow_its_inputs_is_found(recorder: CallAgain, model: PreTrainedModel) -> None:
+    def stale(run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
+        row = run()
+        kept = row.logits.clone()
+
+        def replay() -> FixedRow:
+            row.logits.copy_(kept)
+            return row
+
+        return replay
+
+    recorder.record = stale  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match=r"gives other logits than the step itself"):
+        run(model, None, 3, make_requests())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options", "reason"),
+    [
+        (PromptLookupDrafter(D), {}, "they need a CUDA device, and the target is on cpu"),
+        (None, {"budget": "none"}, "they need a CUDA device, and the target is on cpu"),
+    ],
+)
+def test_asking_for_graphs_on_a_cpu_is_refused(
+    model: PreTrainedModel, drafter: Drafter | None, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=f"cuda_graphs=True: {reason}"):
+        run(model, drafter, 3, make_requests(), **options)
+
+
+def test_drafters_and_options_that_take_part_on_the_host_are_refused(
+    recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="with proposals='sampled' each request's own options take part in drafting"):
+        run(model, make_drafter("dflash", model, texts), 3, make_requests(), proposals="sampled")
+    monkeypatch.setattr(BoundOracle, "capturable", False)
+    with pytest.raises(ValueError, match="BoundOracle reads numbers on the host while it drafts"):
+        run(model, make_drafter("oracle", model, texts), 3, make_requests())
+
+
+def test_auto_records_only_what_may_pay(recorder: CallAgain, model: PreTrainedModel) -> None:
+    for new_tokens in (127, 128):
+        with open_engine(model, None, DCutConfig(budget="none"), 2, 4, 4 + new_tokens):
+            assert recorder.recorded == (0 if new_tokens == 127 else 2)
+    with open_engine(model, None, DCutConfig(budget="none", cuda_graphs=False), 2, 4, 400):
+        assert recorder.recorded == 2
+
+
+def test_auto_uses_no_graphs_on_a_cpu(model: PreTrainedModel, caplog: pytest.LogCaptureFixture) -> None:
+    with open_engine(model, None, DCutConfig(budget="none"), 2, 4, 400) as engine:
+        assert engine.replaying.graphs is None
+    assert caplog.messages == []
