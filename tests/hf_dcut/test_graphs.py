@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from hf_dcut import attention
 from hf_dcut import graphs as graphs_module
 from hf_dcut.assembly import open_engine
 from hf_dcut.config import DCutConfig
@@ -305,3 +307,37 @@ def test_auto_uses_no_graphs_on_a_cpu(model: PreTrainedModel, caplog: pytest.Log
     with open_engine(model, None, DCutConfig(budget="none"), 2, 4, 400) as engine:
         assert engine.replaying.graphs is None
     assert caplog.messages == []
+
+
+@pytest.mark.slow
+def test_on_the_fused_kernels(
+    recorder: CallAgain,
+    tiny_qwen3: Callable[..., PreTrainedModel],
+    texts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In Triton's interpreter, which reads on the host what the kernels themselves do not."""
+    pytest.importorskip("triton")
+    recorder.strict = False
+    model = tiny_qwen3(torch.float32, eos_token_id=None, num_hidden_layers=2)
+    outcomes = []
+    for path in ("reference", "triton"):
+        monkeypatch.setattr(attention, "attention_path", lambda *given, path=path: path)
+        monkeypatch.setattr("hf_dcut.kernels.select_path", lambda *given, path=path: path)
+        requests = make_requests()[:3]
+        run(model, make_drafter("prompt lookup", model, texts), 3, requests)
+        outcomes.append([request.tokens for request in requests])
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("budget", [0.5, "auto"])
+@pytest.mark.parametrize("kind", ["prompt lookup", "dflash"])
+def test_recorded_on_a_device(model: PreTrainedModel, texts: list[list[int]], kind: str, budget: Any) -> None:
+    drafter = make_drafter(kind, model, texts)
+    on_device = deepcopy(model).to("cuda")
+    if isinstance(drafter, DFlashDrafter):
+        drafter = drafter.to("cuda")
+    requests = make_requests()
+    run(on_device, drafter, 7, requests, budget=budget)
+    assert [request.tokens for request in requests] == texts
