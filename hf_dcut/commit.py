@@ -20,7 +20,7 @@ from hf_dcut.types import Choice, Committed, Packed, Verdict
 def commit(
     verdict: Verdict,
     packed: Packed,
-    choice: Choice,
+    choice: Choice | None,
     logits: Tensor,
     taps: Tensor | None,
     requests: Sequence[Request],
@@ -31,7 +31,7 @@ def commit(
     Args:
         verdict: on the R requests of the row.
         packed: the row.
-        choice: what the verdict rests on; its scores go to requests that keep them.
+        choice: what the verdict rests on; its scores go to requests that keep them. None if nobody does.
         logits: [L, V], unprocessed.
         taps: [T, F] outputs of the tapped layers for all rows, or None.
         requests: the R requests in the row's order.
@@ -47,9 +47,10 @@ def commit(
     rows = table.tolist()
     spans = _spans(packed, requests)
     # One read more where log-probabilities are asked for.
-    logprobs = [] if choice.logprobs is None else choice.logprobs.tolist()
+    logprobs = [] if choice is None or choice.logprobs is None else choice.logprobs.tolist()
+    scores = logits if choice is None else choice.scores
     outcomes = [
-        _advance(request, row, choice.scores[span], logits[span], logprobs[span])
+        _advance(request, row, scores[span], logits[span], logprobs[span])
         for request, row, span in zip(requests, rows, spans, strict=True)
     ]
     kept, accepted, added = zip(*outcomes, strict=True)

@@ -4,8 +4,8 @@
 
 Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, where rows
 are padded and prompts lie in `attention.py`, the reach of a block in `drafters/dflash/bound.py`. A replayed step
-(`fixed_step.py` has its stages up to verification, and observes there) reads its outcome, and then its drafts'
-confidences in `replaying.py`.
+(`fixed_step.py` has its stages, and observes before it accepts) reads its outcome, and then its drafts' confidences in
+`replaying.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hf_dcut.acceptance import accept
 from hf_dcut.budget import NonFiniteScores
 from hf_dcut.cache import SlotCache
 from hf_dcut.calibration import Calibration
-from hf_dcut.choosing import choose
+from hf_dcut.choosing import choose, takes_likeliest
 from hf_dcut.commit import commit
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
@@ -208,8 +208,10 @@ class Engine:
 
     def _settle(self, row: Verified, requests: Sequence[Request], watch: Stopwatch) -> Committed:
         """Returns what became part of the requests of the row, in its order."""
-        choice = choose(row.logits, row.packed, requests, row.proposal)
-        verdict = accept(self.agree(choice.token), row.packed)
+        verdict, choice = row.likeliest, None
+        if verdict is None or not takes_likeliest(requests) or any(r.keeps_scores for r in requests):
+            choice = choose(row.logits, row.packed, requests, row.proposal)
+            verdict = accept(self.agree(choice.token), row.packed)
         watch.lap("accept")
         committed = commit(verdict, row.packed, choice, row.logits, row.taps, requests, self.cache)
         watch.lap("commit")

@@ -1,6 +1,6 @@
-"""`FixedStep`: the first half of a step at a shape given beforehand, drafting to verification, as one function.
+"""`FixedStep`: the stages of a step that run on the device alone, at a shape given beforehand, as one function.
 
-    draft -> select_fixed -> verify -> observe
+    draft -> select_fixed -> verify -> observe -> accept, as greedy requests do
 
 It takes tensors and gives tensors, of the same shapes every time, and reads nothing on the host: what a CUDA graph can
 record. There is no padding that nobody uses. Places of the packed row that a budget leaves free go to the next-best
@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hf_dcut.acceptance import accept
 from hf_dcut.cache import SlotCache
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.packing import pack_plain
 from hf_dcut.selecting import select_fixed
 from hf_dcut.target import Target
-from hf_dcut.types import Batch, Committed, Drafts, Packed, Record
+from hf_dcut.types import Batch, Committed, Drafts, Packed, Record, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class FixedRow(Record):
     Attributes:
         packed: the row.
         logits: [T, V].
+        likeliest: the verdict if the likeliest tokens are the target's.
         told: float64 [B, D+1], each request's confidences and how many drafts it has; None in plain steps. For the host
             to read once the step is over.
         spare: rows of the batch that belong to nobody.
@@ -39,6 +41,7 @@ class FixedRow(Record):
 
     packed: Packed
     logits: Tensor
+    likeliest: Verdict
     told: Tensor | None
     spare: int = 0
 
@@ -46,8 +49,11 @@ class FixedRow(Record):
         """Returns the part of the first so many requests. Spare rows stay behind them, in no request."""
         start, used = self.packed.start[: requests + 1], self.packed.used[:requests]
         packed = replace(self.packed, start=start, used=used, decoding=requests, slots=requests)
-        told = None if self.told is None else self.told[:requests]
-        return replace(self, packed=packed, told=told, spare=self.spare + self.packed.decoding - requests)
+        told, given = None if self.told is None else self.told[:requests], self.likeliest
+        verdict = Verdict(given.accepted[:requests], given.next[:requests], given.path[:requests])
+        return replace(
+            self, packed=packed, likeliest=verdict, told=told, spare=self.spare + self.packed.decoding - requests
+        )
 
 
 class FixedStep:
@@ -90,7 +96,8 @@ class FixedStep:
         if self.drafter is not None:
             row = (packed.slot, packed.cell, packed.position, packed.token, taps)
             self.drafter.observe(Committed(*row, kept=(), accepted=(), added=(), finished=()))
-        return FixedRow(packed, self._keep(logits), told)
+        likeliest = accept(logits.float().argmax(dim=-1), packed)
+        return FixedRow(packed, self._keep(logits), likeliest, told)
 
     def forget(self) -> None:
         """Frees all slots of what steps of made-up requests left in them."""

@@ -51,7 +51,7 @@ class Replaying:
         row = self.graphs.run(requests, total)
         if row is None:
             return None
-        return Verified(row.packed, None, None, row.logits, None, row.told, ratio, row.spare)
+        return Verified(row.packed, None, None, row.logits, None, row.told, ratio, row.spare, row.likeliest)
 
     def saw(self, chosen: Cut) -> None:
         """Takes in the cut of a step that chose by its own drafts."""

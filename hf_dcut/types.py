@@ -214,6 +214,7 @@ class Verified(Record):
         told, ratio: of a drafted step whose shape was fixed: what its cut is read from once it is over, float64
             [B, D+1], and the budget it was given; None in others.
         spare: rows of the batch that belonged to nobody.
+        likeliest: the verdict where the likeliest tokens are the target's; None where it has not been given yet.
     """
 
     packed: Packed
@@ -224,6 +225,7 @@ class Verified(Record):
     told: Tensor | None = None
     ratio: float | None = None
     spare: int = 0
+    likeliest: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
