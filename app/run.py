@@ -163,7 +163,7 @@ class Run:
         if costs is None or record.budget is None:
             return None
         survival = [draft.survival for row in rows for draft in row.drafts]
-        ratios = self.engine.config.ratios if self.budget == "auto" else (float(self.budget),)
+        ratios = self.engine.config.candidates()
         chosen = len(rows) + sum(record.kept)
         return curve_of(survival, len(rows), self.trace.depth, ratios, chosen, costs)
 

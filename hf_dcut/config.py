@@ -21,7 +21,8 @@ class DCutConfig:
         budget: "auto" picks the share of positions with the most expected tokens per second at every step (paper,
             equation 5) and skips drafting while it does not pay; "none" is plain decoding on the same engine; a float
             in (0, 1] verifies that share of all B (D+1) positions; 1.0 verifies every draft.
-        ratios: shares that "auto" chooses from: sixteenths, where the paper has quarters.
+        ratios: shares that "auto" chooses from; None for sixteenths, or for the paper's quarters where steps are recorded
+            as CUDA graphs, of which there is one for each.
         proposals: "greedy" drafts the drafter's likeliest tokens, which the target's draws must then hit; "sampled"
             draws drafts from the drafter's own distribution and verifies them by rejection sampling. Same law either
             way; only sampling requests and block drafters know the second.
@@ -31,22 +32,31 @@ class DCutConfig:
         deterministic: True takes the cost table as it is; False lets it follow the steps it sees.
         max_prefill_tokens: prompt tokens read in one step at most; longer prompts are read in chunks.
         max_cache_bytes: what the slot caches may take; None allows what the device has free.
+        cuda_graphs: True records steps as CUDA graphs before the first one, or raises where that cannot be; "auto" does
+            so where it can be and a request may have so many new tokens that it should pay; False never does.
+        cuda_graph_batch_sizes: numbers of requests to record steps of, those beyond a call's slots left out; others run
+            as the next larger one, or eagerly. None for powers of two and the number of slots.
     """
 
     budget: float | str = "auto"
-    ratios: tuple[float, ...] = RATIOS
+    ratios: tuple[float, ...] | None = None
     proposals: str = "greedy"
     draft_tokens: int | None = None
     cost_table: str | os.PathLike[str] | CostTable = "auto"
     deterministic: bool = False
     max_prefill_tokens: int = 4096
     max_cache_bytes: int | None = None
+    cuda_graphs: bool | str = "auto"
+    cuda_graph_batch_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
-        object.__setattr__(self, "ratios", tuple(self.ratios))
-        if not self.ratios or not all(_is_ratio(r) for r in self.ratios):
-            raise ValueError(f"dcut ratios={self.ratios!r}: give one or more numbers in (0, 1], such as {PAPER_RATIOS}")
+        if self.ratios is not None:
+            object.__setattr__(self, "ratios", tuple(self.ratios))
+            if not self.ratios or not all(_is_ratio(r) for r in self.ratios):
+                raise ValueError(
+                    f"dcut ratios={self.ratios!r}: give one or more numbers in (0, 1], such as {PAPER_RATIOS}, or None"
+                )
         if self.proposals not in ("greedy", "sampled"):
             raise ValueError(f"dcut proposals={self.proposals!r}: give 'greedy' or 'sampled'")
         for name in ("draft_tokens", "max_prefill_tokens", "max_cache_bytes"):
@@ -57,9 +67,30 @@ class DCutConfig:
                 raise ValueError(f"dcut {name}={value!r}: give {wanted}")
         if not isinstance(self.deterministic, bool):
             raise TypeError(f"dcut deterministic={self.deterministic!r}: give True or False")
+        if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
+            raise ValueError(f"dcut cuda_graphs={self.cuda_graphs!r}: give 'auto', True or False")
+        sizes = self.cuda_graph_batch_sizes
+        if sizes is not None:
+            if not isinstance(sizes, (list, tuple)) or not sizes or not all(map(_is_count, sizes)):
+                raise ValueError(
+                    f"dcut cuda_graph_batch_sizes={sizes!r}: give one or more positive integers, such as (1, 4, 16)"
+                )
+            object.__setattr__(self, "cuda_graph_batch_sizes", tuple(sizes))
         # Tables come after this module, so one is known by what the budget asks of it.
         if not isinstance(self.cost_table, (str, os.PathLike)) and not hasattr(self.cost_table, "drafted"):
             raise TypeError(f"dcut cost_table={self.cost_table!r}: give 'auto', 'off', a path or a CostTable")
+
+    def candidates(self, recorded: bool = False) -> tuple[float, ...]:
+        """Returns the shares that a drafted step chooses from; none where no step drafts.
+
+        Args:
+            recorded: whether steps are recorded as CUDA graphs.
+        """
+        if self.budget == "none":
+            return ()
+        if self.budget != "auto":
+            return (float(self.budget),)
+        return self.ratios or (PAPER_RATIOS if recorded else RATIOS)
 
     @classmethod
     def of(cls, value: object) -> DCutConfig:
