@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ class DCutConfig:
         budget: "auto" picks the share of positions with the most expected tokens per second at every step (paper,
             equation 5) and skips drafting while it does not pay; "none" is plain decoding on the same engine; a float
             in (0, 1] verifies that share of all B (D+1) positions; 1.0 verifies every draft.
-        ratios: shares that "auto" chooses from; None for sixteenths, or for the paper's quarters where steps are recorded
-            as CUDA graphs, of which there is one for each.
+        ratios: shares that "auto" chooses from; None for sixteenths, or for the paper's quarters where steps are CUDA
+            graphs, of which there is one for each.
         proposals: "greedy" drafts the drafter's likeliest tokens, which the target's draws must then hit; "sampled"
             draws drafts from the drafter's own distribution and verifies them by rejection sampling. Same law either
             way; only sampling requests and block drafters know the second.
@@ -51,12 +52,8 @@ class DCutConfig:
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
-        if self.ratios is not None:
-            object.__setattr__(self, "ratios", tuple(self.ratios))
-            if not self.ratios or not all(_is_ratio(r) for r in self.ratios):
-                raise ValueError(
-                    f"dcut ratios={self.ratios!r}: give one or more numbers in (0, 1], such as {PAPER_RATIOS}, or None"
-                )
+        self._take_several("ratios", _is_ratio, f"numbers in (0, 1], such as {PAPER_RATIOS}")
+        self._take_several("cuda_graph_batch_sizes", _is_count, "positive integers, such as (1, 4, 16)")
         if self.proposals not in ("greedy", "sampled"):
             raise ValueError(f"dcut proposals={self.proposals!r}: give 'greedy' or 'sampled'")
         for name in ("draft_tokens", "max_prefill_tokens", "max_cache_bytes"):
@@ -69,16 +66,18 @@ class DCutConfig:
             raise TypeError(f"dcut deterministic={self.deterministic!r}: give True or False")
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"dcut cuda_graphs={self.cuda_graphs!r}: give 'auto', True or False")
-        sizes = self.cuda_graph_batch_sizes
-        if sizes is not None:
-            if not isinstance(sizes, (list, tuple)) or not sizes or not all(map(_is_count, sizes)):
-                raise ValueError(
-                    f"dcut cuda_graph_batch_sizes={sizes!r}: give one or more positive integers, such as (1, 4, 16)"
-                )
-            object.__setattr__(self, "cuda_graph_batch_sizes", tuple(sizes))
         # Tables come after this module, so one is known by what the budget asks of it.
         if not isinstance(self.cost_table, (str, os.PathLike)) and not hasattr(self.cost_table, "drafted"):
             raise TypeError(f"dcut cost_table={self.cost_table!r}: give 'auto', 'off', a path or a CostTable")
+
+    def _take_several(self, name: str, right: Callable[[object], bool], wanted: str) -> None:
+        """Makes a tuple of an option that has several values, after checking each."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not isinstance(value, (list, tuple)) or not value or not all(map(right, value)):
+            raise ValueError(f"dcut {name}={value!r}: give one or more {wanted}, or None")
+        object.__setattr__(self, name, tuple(value))
 
     def candidates(self, recorded: bool = False) -> tuple[float, ...]:
         """Returns the shares that a drafted step chooses from; none where no step drafts.
