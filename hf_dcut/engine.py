@@ -74,6 +74,7 @@ class Engine:
     ):
         self.target, self.cache, self.depth = target, cache, depth
         self.config, self.costs, self.stats = config, costs, stats
+        assert graphs is None or agree is same, "a recorded step asks no other process"
         self.agree, self.replaying = agree, Replaying(graphs, costs, depth)
         self.drafting = Drafting(drafter, depth, config, target.vocabulary, agree)
         self.roster = Roster(cache.slots)

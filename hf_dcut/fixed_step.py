@@ -51,9 +51,8 @@ class FixedRow(Record):
         packed = replace(self.packed, start=start, used=used, decoding=requests, slots=requests)
         told, given = None if self.told is None else self.told[:requests], self.likeliest
         verdict = Verdict(given.accepted[:requests], given.next[:requests], given.path[:requests])
-        return replace(
-            self, packed=packed, likeliest=verdict, told=told, spare=self.spare + self.packed.decoding - requests
-        )
+        spare = self.spare + self.packed.decoding - requests
+        return FixedRow(packed, self.logits, verdict, told, spare)
 
 
 class FixedStep:

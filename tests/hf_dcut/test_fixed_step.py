@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import PreTrainedModel
 
+from hf_dcut import attention
 from hf_dcut.acceptance import accept
 from hf_dcut.cache import SlotCache
-from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.fixed_step import FixedRow, FixedStep
@@ -28,26 +29,26 @@ SHAPES = [(b, t) for b in (1, 2, B) for t in (0, b, 2 * b + 1, b * (D + 1))]
 NoHostReads = Callable[[], AbstractContextManager[None]]
 
 
-def make_drafter(kind: str, model: PreTrainedModel) -> Drafter:
-    if kind == "prompt lookup":
-        return PromptLookupDrafter(D)
-    options = {"taps": [0, 2], "mask_token_id": 3, "block_size": D + 1, "layers": 2, "dtype": torch.float64}
-    return DFlashDrafter.random(model.config, **options)
-
-
 @pytest.fixture(scope="module")
-def model(make_target: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-    """With full and sliding layers."""
+def make_model(make_target: Callable[..., PreTrainedModel]) -> Callable[[torch.dtype], PreTrainedModel]:
+    """Models with full and sliding layers, one a dtype."""
     sliding = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 4}
-    return make_target("qwen3", use_sliding_window=True, max_window_layers=0, **sliding)
+    return cache(lambda dtype: make_target("qwen3", dtype, use_sliding_window=True, max_window_layers=0, **sliding))
+
+
+@contextmanager
+def open_step(model: PreTrainedModel, kind: str) -> Iterator[FixedStep]:
+    options = {"taps": [0, 2], "mask_token_id": 3, "block_size": D + 1, "layers": 2, "dtype": model.dtype}
+    drafter = PromptLookupDrafter(D) if kind == "prompt lookup" else DFlashDrafter.random(model.config, **options)
+    with Target(model, drafter.taps) as target:
+        slots = SlotCache(target.shapes, B, CELLS, target.dtype, target.device)
+        yield FixedStep(target, slots, drafter.bind(model, B, CELLS), D)
 
 
 @pytest.fixture(params=["prompt lookup", "dflash"])
-def step(request: pytest.FixtureRequest, model: PreTrainedModel) -> Iterator[FixedStep]:
-    drafter = make_drafter(request.param, model)
-    with Target(model, drafter.taps) as target:
-        cache = SlotCache(target.shapes, B, CELLS, target.dtype, target.device)
-        yield FixedStep(target, cache, drafter.bind(model, B, CELLS), D)
+def step(request: pytest.FixtureRequest, make_model: Callable[[torch.dtype], PreTrainedModel]) -> Iterator[FixedStep]:
+    with open_step(make_model(torch.float64), request.param) as opened:
+        yield opened
 
 
 def filled(step: FixedStep, rows: int, live: int | None = None) -> torch.Tensor:
@@ -101,6 +102,25 @@ def test_the_watch_finds_host_reads(no_host_reads: NoHostReads, read: Callable[[
 
 @pytest.mark.parametrize(("rows", "total"), SHAPES)
 def test_shapes_depend_on_nothing_but_the_shape(step: FixedStep, rows: int, total: int) -> None:
+    check_shapes(step, rows, total)
+
+
+@pytest.mark.parametrize("kind", ["prompt lookup", "dflash"])
+@pytest.mark.parametrize("path", ["triton", "varlen"])
+def test_nor_do_they_on_the_kernels_of_a_gpu(
+    make_model: Callable[[torch.dtype], PreTrainedModel], kind: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as their fakes tell."""
+    pytest.importorskip("triton")
+    with open_step(make_model(torch.bfloat16), kind) as step:
+        monkeypatch.setattr(attention, "attention_path", lambda *given: path)
+        monkeypatch.setattr("hf_dcut.kernels.select_path", lambda *given: "triton")
+        monkeypatch.setattr("hf_dcut.kernels.paths.argmax_path", lambda *given: "triton")
+        for rows, total in ((B, B * (D + 1)), (2, 5), (1, 0)):
+            check_shapes(step, rows, total)
+
+
+def check_shapes(step: FixedStep, rows: int, total: int) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         row = step(step.inputs(rows), total)
     assert isinstance(row.logits, FakeTensor)
