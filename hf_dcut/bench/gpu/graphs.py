@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_dcut.bench.drafter import ORACLE_PROFILE
 from hf_dcut.bench.gpu.clock import Clock
-from hf_dcut.bench.gpu.priced import Priced
 from hf_dcut.bench.gpu.rig import Rig
-from hf_dcut.bench.gpu.shapes import chain_model, random_prompts, successors
+from hf_dcut.bench.gpu.shapes import chain_model, random_prompts
 from hf_dcut.drafters.base import Drafter
-from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.engine import Engine
 from hf_dcut.requests import Request
 from hf_dcut.stats import StepRecord
@@ -78,9 +75,7 @@ def compare_around(rig: Rig, clock: Clock, open_pair: OpenPair, bucket: int) -> 
     shape, steps = rig.sizes.graph_shape, rig.sizes.graph_steps
     model = chain_model(shape, rig.device, rig.sizes.dtype)
     prompts = random_prompts(_KINDS, _SHORTEST, _LONGEST, shape["vocab_size"])
-    said = {tuple(p): successors(p[-1], _NEW + rig.sizes.block, shape["vocab_size"]) for p in prompts}
-    oracle = OracleDrafter(said, rig.sizes.block - 1, ORACLE_PROFILE)
-    drafter = Priced(oracle, rig.random_drafter(model))
+    drafter, _ = rig.oracle_drafter(model, rig.random_drafter(model), _LONGEST + _NEW)
     runs = []
     for rows in (bucket - 1, bucket, bucket + 1):
         with open_pair(model, drafter, rows, _LONGEST + _NEW) as pair:

@@ -9,11 +9,14 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_dcut.assembly import warmup
+from hf_dcut.bench.drafter import ORACLE_PROFILE
 from hf_dcut.bench.gpu import shapes
 from hf_dcut.bench.gpu.ceilings import Ceilings, measure_ceilings
+from hf_dcut.bench.gpu.chain import ChainOracle
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.drafters.wrapping import Wrapped
 from hf_dcut.profiling import kv_length_for
 
 # What stands where a draft is wanted. A chain's text may hold it, which does no harm: the drafter is untrained.
@@ -139,6 +142,20 @@ class Rig:
     def ceilings(self) -> Ceilings:
         """What the device can do at most."""
         return measure_ceilings(self.device, self.sizes.dtype, self.sizes.copied, self.sizes.side)
+
+    def oracle_drafter(
+        self, model: PreTrainedModel, drafter: DFlashDrafter, longest: int
+    ) -> tuple[Wrapped, ChainOracle]:
+        """Returns a drafter with the drafts of an oracle behind it, and the oracle.
+
+        Args:
+            model: a chain model.
+            drafter: of it, whose price every step pays.
+            longest: tokens of the longest request.
+        """
+        vocabulary, depth = model.config.vocab_size, self.sizes.block - 1
+        oracle = ChainOracle(vocabulary, depth, ORACLE_PROFILE, longest, self.device)
+        return Wrapped(drafter, oracle), oracle
 
     def random_drafter(self, model: PreTrainedModel) -> DFlashDrafter:
         """Returns an untrained DFlash drafter of a model's widths and dtype."""

@@ -47,7 +47,7 @@ SMALL: Shape = {
 }
 _NO_END = {"eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0}
 # Prime, and no factor of a vocabulary: a text runs through all tokens before it repeats one.
-_STRIDE = 7919
+STRIDE = 7919
 # Embeddings are so much larger than what the layers add to them, and a token's logit is this much above the others'.
 _LOUD, _MARGIN = 64.0, 16.0
 # Of a varied model: what a layer's projections do to a normed state, embeddings for each layer, spread of the logits.
@@ -81,14 +81,14 @@ def chain_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> PreTr
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     # Drawn anew: Transformers leaves the row of the padding token at zero.
     embedding.normal_(generator=torch.Generator(device).manual_seed(1))
-    head.copy_(embedding.roll(_STRIDE % len(embedding), 0)).mul_(_MARGIN / config.hidden_size)
+    head.copy_(embedding.roll(STRIDE % len(embedding), 0)).mul_(_MARGIN / config.hidden_size)
     embedding.mul_(_LOUD)
     return model
 
 
 def successors(last: int, count: int, vocabulary: int) -> list[int]:
     """Returns the `count` tokens that a chain model says after a token."""
-    return [(last + _STRIDE * (i + 1)) % vocabulary for i in range(count)]
+    return [(last + STRIDE * (i + 1)) % vocabulary for i in range(count)]
 
 
 @torch.no_grad()
@@ -97,7 +97,7 @@ def chain_margin(model: PreTrainedModel, rows: int = 4, width: int = 32) -> floa
     vocabulary = model.config.vocab_size
     ids = torch.randint(vocabulary, (rows, width), generator=torch.Generator().manual_seed(0)).to(model.device)
     logits = model(input_ids=ids).logits.float()
-    right = ((ids + _STRIDE) % vocabulary)[..., None]
+    right = ((ids + STRIDE) % vocabulary)[..., None]
     said = logits.gather(-1, right)
     return float((said - logits.scatter(-1, right, -torch.inf).amax(-1, keepdim=True)).min())
 

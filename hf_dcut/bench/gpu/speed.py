@@ -7,36 +7,58 @@ What is said is known beforehand, token for token.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hf_dcut.assembly import warmup
+import torch
+
+from hf_dcut.assembly import open_engine
 from hf_dcut.bench import peers
 from hf_dcut.bench.drafter import profile_for
 from hf_dcut.bench.gpu.clock import Clock
-from hf_dcut.bench.gpu.priced import Priced
 from hf_dcut.bench.gpu.rig import Rig
 from hf_dcut.bench.gpu.shapes import random_prompts, successors
-from hf_dcut.bench.methods import PLAIN, Setting, run
-from hf_dcut.bench.rounds import warm_up
+from hf_dcut.bench.methods import PLAIN
+from hf_dcut.bench.policies import rule_of
 from hf_dcut.bench.surface import published
 from hf_dcut.config import DCutConfig
-from hf_dcut.cost_table import CostTable
-from hf_dcut.drafters.oracle import OracleDrafter
+from hf_dcut.engine import Engine
+from hf_dcut.requests import Request
+from hf_dcut.stats import Stats
 
 SYNTHETIC = "synthetic: drafts of an oracle, at the price of an untrained DFlash drafter"
 _BUDGETS = ("1.0", "0.25", "0.5", "auto")
 # Whose tokens per second the paper tells, by concurrency.
 _DATA = ("gsm8k", "mt-bench", "humaneval")
 _MODEL, _METHOD, _DEPTH = "Qwen3 8B", "DFlash (16)", 15
+_WARM_UP = 4
+
+Prompts = Sequence[list[int]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one method made of the prompts.
+
+    Attributes:
+        seconds: prompts included; without setting up.
+        answers: new tokens of each prompt.
+        data: whose acceptance the oracle had; None without drafts.
+        stats: of our steps; None for upstream's methods.
+    """
+
+    seconds: float
+    answers: Prompts
+    data: str | None = None
+    stats: Stats | None = None
 
 
 def speed(rig: Rig, clock: Clock) -> dict[str, Any]:
     """Returns one entry for each batch size, method and data set, and whether all said what they must."""
-    methods = [(peers.GENERATE, None), (PLAIN, None), *((budget, data) for data in _DATA for budget in _BUDGETS)]
-    return _measured(rig, clock, [(batch, *method) for batch in rig.sizes.speed_batches for method in methods])
+    methods = (peers.GENERATE, PLAIN, *_BUDGETS)
+    return _measured(rig, clock, [(batch, method) for batch in rig.sizes.speed_batches for method in methods])
 
 
 def compiled(rig: Rig, clock: Clock) -> dict[str, Any]:
@@ -46,31 +68,8 @@ def compiled(rig: Rig, clock: Clock) -> dict[str, Any]:
     """
     if rig.device.type != "cuda":
         return {"state": "not available", "reason": "compiled on CUDA devices only"}
-    plan = [(batch, peers.COMPILED, None) for batch in rig.sizes.speed_batches]
+    plan = [(batch, peers.COMPILED) for batch in rig.sizes.speed_batches]
     return _measured(rig, clock, plan, rig.sizes.compile_seconds)
-
-
-def _measured(
-    rig: Rig, clock: Clock, plan: Sequence[tuple[int, str, str | None]], needed: float = 0.0
-) -> dict[str, Any]:
-    """Returns the entries of a plan: batch size, method, data set; each needs so many seconds at least."""
-    found: list[dict[str, Any]] = []
-    skipped: list[dict[str, str]] = []
-    tables: dict[int, CostTable] = {}
-    for batch, method, data in plan:
-        if (why := clock.late(needed)) is not None:
-            skipped.append({"what": f"{method}, B = {batch}" + (f", {data}" if data else ""), "why": why})
-            continue
-        prompts = random_prompts(batch, rig.sizes.prompt, rig.sizes.prompt, rig.sizes.chain["vocab_size"])
-        setting = _setting(rig, prompts, data)
-        if method == "auto":
-            tables[batch] = tables.get(batch) or _table(rig, setting)
-            setting = replace(setting, costs=copy.deepcopy(tables[batch]))
-        warm_up(setting, prompts, [method])
-        what = {"B": batch, "method": method, "data": data}
-        found.append({**what, **_measure(rig, setting, prompts, method), "paper": _paper(method, data, batch)})
-    passed = all(entry["right"] == entry["answers"] for entry in found)
-    return {"note": SYNTHETIC, "entries": found, "passed": passed, "skipped": skipped}
 
 
 def tokens_a_step(data: str, draft_tokens: int) -> float:
@@ -79,42 +78,73 @@ def tokens_a_step(data: str, draft_tokens: int) -> float:
     return 1 + (row["mean_accepted"][data] - 1) * draft_tokens / _DEPTH
 
 
-def _setting(rig: Rig, prompts: Sequence[list[int]], data: str | None) -> Setting:
-    sizes, depth = rig.sizes, rig.sizes.block - 1
-    said = {tuple(prompt): _answer(rig, prompt, sizes.new_tokens + sizes.block) for prompt in prompts}
-    oracle = OracleDrafter(said, depth, profile_for(tokens_a_step(data or _DATA[0], depth), depth))
-    drafter = Priced(oracle, rig.drafter)
-    return Setting(rig.model, drafter, len(prompts), sizes.new_tokens, sizes.prompt, draft_tokens=depth)
+def _measured(rig: Rig, clock: Clock, plan: Sequence[tuple[int, str]], needed: float = 0.0) -> dict[str, Any]:
+    """Returns the entries of a plan of batch sizes and methods, each of which needs so many seconds at least."""
+    found: list[dict[str, Any]] = []
+    skipped: list[dict[str, str]] = []
+    vocabulary, width = rig.sizes.chain["vocab_size"], rig.sizes.prompt
+    for batch, method in plan:
+        if (why := clock.late(needed)) is not None:
+            skipped.append({"what": f"{method}, B = {batch}", "why": why})
+            continue
+        prompts = random_prompts(batch, width, width, vocabulary)
+        expected = [successors(prompt[-1], rig.sizes.new_tokens, vocabulary) for prompt in prompts]
+        rounds = _upstream if method in peers.PEERS else _ours
+        found += [_entry(batch, method, turn, expected) for turn in rounds(rig, method, prompts)]
+    passed = all(entry["right"] == entry["answers"] for entry in found)
+    return {"note": SYNTHETIC, "entries": found, "passed": passed, "skipped": skipped}
 
 
-def _answer(rig: Rig, prompt: Sequence[int], count: int) -> list[int]:
-    return successors(prompt[-1], count, rig.sizes.chain["vocab_size"])
+def _upstream(rig: Rig, method: str, prompts: Prompts) -> Iterator[Round]:
+    """Yields what a method of Transformers does, the second time."""
+    options = peers.Options(len(prompts), rig.sizes.new_tokens, 0.0, rig.sizes.prompt, None)
+    peers.run(method, rig.model, prompts, options)
+    seconds, answers, _ = peers.run(method, rig.model, prompts, options)
+    yield Round(seconds, answers)
 
 
-def _table(rig: Rig, setting: Setting) -> CostTable:
-    """Returns what steps of this batch cost at the length of these requests."""
-    config = DCutConfig(cost_table=CostTable(rig.sizes.block - 1))
-    return warmup(rig.model, setting.drafter, [setting.batch], config, setting.width + setting.max_new_tokens)
+def _ours(rig: Rig, method: str, prompts: Prompts) -> Iterator[Round]:
+    """Yields what one engine does, for each data set whose acceptance the oracle takes on."""
+    longest, depth = rig.sizes.prompt + rig.sizes.new_tokens, rig.sizes.block - 1
+    drafter, oracle = rig.oracle_drafter(rig.model, rig.drafter, longest)
+    config = DCutConfig(budget=rule_of(method)[0], cost_table="off")
+    proposer, batch = None if method == PLAIN else drafter, len(prompts)
+    with open_engine(rig.model, proposer, config, batch, rig.sizes.prompt, longest, batch_sizes=[batch]) as engine:
+        _generate(engine, prompts, _WARM_UP)
+        for data in (None,) if method == PLAIN else _DATA:
+            if data is not None:
+                profile = profile_for(tokens_a_step(data, depth), depth)
+                oracle.profile.copy_(torch.tensor(profile))
+            engine.stats = Stats()
+            begin = time.perf_counter()
+            answers = _generate(engine, prompts, rig.sizes.new_tokens)
+            yield Round(time.perf_counter() - begin, answers, data, engine.stats)
 
 
-def _measure(rig: Rig, setting: Setting, prompts: Sequence[list[int]], method: str) -> dict[str, Any]:
-    """Returns tokens per second, prompts included, and how many answers are right."""
-    outcome = run(method, setting, prompts)
-    pairs = zip(outcome.sequences, prompts, strict=True)
-    right = sum(said == _answer(rig, prompt, setting.max_new_tokens) for said, prompt in pairs)
-    stats = outcome.stats
+def _generate(engine: Engine, prompts: Prompts, new_tokens: int) -> list[list[int]]:
+    """Returns the answers to the prompts, once the device is done with them."""
+    requests = [Request(id=i, prompt=p, max_new_tokens=new_tokens, seed=i) for i, p in enumerate(prompts)]
+    for _ in engine.run(requests):
+        pass
+    if engine.target.device.type == "cuda":
+        torch.cuda.synchronize(engine.target.device)
+    return [request.tokens for request in requests]
+
+
+def _entry(batch: int, method: str, turn: Round, expected: Prompts) -> dict[str, Any]:
+    """Returns tokens per second, prompts included, how many answers are right, and the paper's tokens per second."""
+    stats = turn.stats
+    paper = published()["table2"]["devices"]["h800"].get(method, {}).get(turn.data, {})
     return {
-        "synthetic": method in _BUDGETS,
-        "tokens_per_second": outcome.tokens / outcome.seconds,
-        "answers": len(prompts),
-        "right": right,
+        "B": batch,
+        "method": method,
+        "data": turn.data,
+        "synthetic": turn.data is not None,
+        "tokens_per_second": sum(map(len, turn.answers)) / turn.seconds,
+        "answers": len(expected),
+        "right": sum(a == b for a, b in zip(turn.answers, expected, strict=True)),
         "tokens_a_step": stats.mean_accepted_tokens if stats and stats.rows else None,
         "kept_share": stats.kept_share if stats and stats.rows else None,
         "drafted_share": stats.drafted_share if stats else None,
+        "paper": paper.get(str(batch)),
     }
-
-
-def _paper(method: str, data: str | None, batch: int) -> float | None:
-    """Returns the paper's tokens per second on an H800, where it tells them."""
-    table = published()["table2"]["devices"]["h800"]
-    return table.get(method, {}).get(data, {}).get(str(batch))
