@@ -74,7 +74,7 @@ class _Run:
         self.journal = Journal.open(plan.out, {**header, "version": __version__, "commit": commit()})
         self.drafters: dict[str, Drafter] = {}
         print(
-            "".join(f"left out of {name}, too long: {counted(n, 'prompt')}\n" for name, n in skipped.items() if n),
+            "".join(f"{counted(n, 'prompt')} of {name} left out as too long\n" for name, n in skipped.items() if n),
             end="",
         )
 
