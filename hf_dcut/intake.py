@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.decoding import check_proposals, drafter_for
 from hf_dcut.engine import Engine
 from hf_dcut.generation import prepare
+from hf_dcut.media import MEDIA_INPUTS
 from hf_dcut.memory import fitting_length
 from hf_dcut.processors import own_copies
 from hf_dcut.requests import OWN_FAULTS, Request
@@ -187,6 +188,7 @@ class Intake:
             tokenizer=self.tokenizer,
             seed=seed,
             **options,
+            **checked_media(given.media or {}),
         )
         if given.logits_processor is None and reads_scores_alone(request.processors or ()):
             key = "" if given.generation_config is None else given.generation_config.to_json_string()
@@ -247,6 +249,17 @@ def checked_ids(prompt: object, vocabulary: int) -> list[int]:
     if foreign:
         raise ValueError(f"input_ids hold {foreign[0]}, but the model knows the tokens 0 to {vocabulary - 1}")
     return list(ids)
+
+
+def checked_media(media: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns the media of a request; raises ValueError for a keyword that is none of a model's media."""
+    foreign = sorted(media.keys() - MEDIA_INPUTS)
+    if foreign:
+        raise ValueError(
+            f"media hold {foreign[0]!r}: give what the processor returned besides input_ids and attention_mask, such "
+            f"as pixel_values"
+        )
+    return media
 
 
 def check_count(name: str, value: object) -> None:

@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_dcut.attention import UnsupportedAttention, packed_attention
 from hf_dcut.cache import LayerShape, SlotCache
+from hf_dcut.media import read_prompts
 from hf_dcut.types import Packed
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -78,11 +79,16 @@ class Target:
 
     def forward(self, packed: Packed, cache: SlotCache) -> tuple[Tensor, Tensor | None]:
         """Returns logits [L, V] of `packed.logit_rows` and taps [T, F] of all rows (None without taps)."""
+        place = packed.place
         with _collecting() as collected:
-            logits = _packed_logits(self.model, packed, cache)
+            if place is None:
+                logits = _packed_logits(self.model, packed, cache)
+            else:
+                logits = read_prompts(self.model, packed, place, cache)
         if not self.taps:
             return logits, None
-        return logits, torch.cat([collected[index][0] for index in self.taps], dim=-1)
+        rows = 0 if place is None else (place.row, place.column)
+        return logits, torch.cat([collected[index][rows] for index in self.taps], dim=-1)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -213,10 +219,17 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     if not difference <= _TOLERANCE[stock.dtype]:
         raise ValueError(
             f"{type(model).__name__} gives other logits for packed rows than for plain ones (relative difference "
-            f"{difference:.1e}, allowed {_TOLERANCE[stock.dtype]:.0e}): its attention does not go through "
-            f"Transformers' attention interface as dcut needs. Generate without dcut for this model"
+            f"{difference:.1e}, allowed {_TOLERANCE[stock.dtype]:.0e}): {_cause(model)}. Generate without dcut for "
+            f"this model"
         )
     return shapes
+
+
+def _cause(model: PreTrainedModel) -> str:
+    """Returns what makes packed rows of a model differ from plain ones."""
+    if getattr(model, "is_quantized", False):
+        return "its quantised layers round activations too, so that the last bits of a row are not its own"
+    return "its attention does not go through Transformers' attention interface as dcut needs"
 
 
 def _ragged(rows: Sequence[Tensor], start: Sequence[int], end: Sequence[int]) -> Packed:

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from hf_dcut.media import Place
 
 
 class Record:
@@ -162,6 +165,7 @@ class Packed(Record):
             of them reaches at most, most rows of one decoding request.
         ancestors: bool [T, widest request], which rows of its own request a token may see; None for chains, where it
             sees all rows up to itself.
+        place: where the row, then of whole prompts with images, lies in the batch of its call; None for text.
     """
 
     token: Tensor
@@ -177,6 +181,7 @@ class Packed(Record):
     reach: int
     width: int
     ancestors: Tensor | None = None
+    place: Place | None = None
 
     def __len__(self) -> int:
         return self.token.shape[0]
