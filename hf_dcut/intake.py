@@ -23,6 +23,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from hf_dcut.adapters import unwrapped
 from hf_dcut.assembly import open_engine
 from hf_dcut.batch_records import CHILD, BatchRequest, name_of
 from hf_dcut.config import DCutConfig
@@ -83,12 +84,12 @@ class Intake:
             raise TypeError(f"output_logprobs={output_logprobs!r}: give True or False")
         if seed is not None and type(seed) is not int:
             raise TypeError(f"seed={seed!r}: give an integer or None")
-        self.model, self.generation_config, self.options = model, generation_config, options
+        self.model, self.generation_config, self.options = unwrapped(model), generation_config, options
         self.tokenizer, self.seed, self.max_batch_size, self.max_length = tokenizer, seed, max_batch_size, max_length
         self.processors, self.criteria = list(logits_processor or ()), list(stopping_criteria or ())
         self.allowed, self.logprobs = prefix_allowed_tokens_fn, output_logprobs
         self.config = DCutConfig.of(dcut)
-        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         # Requests with equal options share processors that look at scores alone, which then run on all rows at once.
         self._shared: WeakValueDictionary[str, LogitsProcessorList] = WeakValueDictionary()
         # What is wrong with the job's own settings comes out here, before anything is run.

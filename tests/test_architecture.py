@@ -18,7 +18,7 @@ STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "co
 ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config"),
     "kernels",
-    *("cache", "attention", "noise", "text", "media", "requests", "tiers"),
+    *("cache", "attention", "noise", "text", "media", "adapters", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "graphs", "selecting"),
     *("drafting", "scheduling", "engine", "profiling", "memory", "assembly", "regeneration", "taps"),
