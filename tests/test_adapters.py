@@ -19,10 +19,7 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.target import Target
 
 peft = pytest.importorskip("peft", reason="needs peft")
-pytestmark = [
-    pytest.mark.extras,
-    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # PEFT's
-]
+pytestmark = pytest.mark.extras
 
 Inputs = dict[str, torch.Tensor]
 D, NEW = 4, 20
