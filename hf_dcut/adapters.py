@@ -28,7 +28,7 @@ def unwrapped(model: PreTrainedModel) -> PreTrainedModel:
 def check_adapters(model: PreTrainedModel) -> None:
     """Raises ValueError for an adapter that looks at more than a token, or is applied outside of the layers."""
     # A `PeftModel` puts its own preparation of inputs in the place of the model's while it generates.
-    owner = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
+    owner: Any = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
     outer = [owner.active_peft_config] if _is_peft(owner) else []
     for config in (*outer, *getattr(model, "peft_config", {}).values()):
         _refuse(model, config)

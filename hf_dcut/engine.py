@@ -97,11 +97,10 @@ class Engine:
         watch = Stopwatch()
         self.roster.admit()
         self._share()
-        reading = self.roster.reading
-        chunks = chunks_of(reading, self.reading)
+        chunks = chunks_of(self.roster.reading, self.reading)
         # Images are read by the model's own forward, for which those who decode wait.
         decoding = [] if chunks and chunks[0].media else self.roster.decoding
-        live = [*decoding, *reading[: len(chunks)]]
+        live = [*decoding, *self.roster.reading[: len(chunks)]]
         try:
             row = self._verify(decoding, chunks, self._ratios(decoding), watch)
         except torch.OutOfMemoryError as error:
