@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_dcut.adapters import adapters_of, unwrapped
 from hf_dcut.attention import path_name
 from hf_dcut.cache import SlotCache
 from hf_dcut.config import DCutConfig
@@ -105,7 +106,7 @@ def warmup(
     if not sizes or sizes[0] < 1:
         raise ValueError(f"batch_sizes={sizes}: give one or more positive integers, such as [1, 4, 16]")
     config = DCutConfig.of(dcut)
-    with open_engine(model, drafter, config, sizes[-1], 1, max_length, batch_sizes=sizes) as engine:
+    with open_engine(unwrapped(model), drafter, config, sizes[-1], 1, max_length, batch_sizes=sizes) as engine:
         if engine.costs is None:
             raise ValueError(f"dcut budget={config.budget!r} needs no cost table: warm up with budget='auto'")
         return engine.costs
@@ -116,6 +117,7 @@ def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[
     config = target.model.config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "architectures"):
         config.pop(volatile, None)
+    adapters = adapters_of(target.model)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
     return {
         **machine_fingerprint(target.device),
@@ -125,6 +127,7 @@ def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[
         "tensor_parallel": 1,
         "drafter": drafter.fingerprint(),
         "cuda_graphs": graphs,
+        **({"adapters": adapters} if adapters else {}),
     }
 
 

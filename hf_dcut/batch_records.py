@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
@@ -26,6 +27,8 @@ class BatchRequest:
         seed: of its sampling; from the job's seed when None.
         priority: who waits with a higher one is admitted first.
         logits_processor, stopping_criteria: its own, after those of the job.
+        media: what else than token ids and mask the model's processor returned for this prompt alone: pixel_values,
+            image_grid_thw, mm_token_type_ids and so on.
     """
 
     input_ids: Sequence[int]
@@ -35,6 +38,7 @@ class BatchRequest:
     priority: int = 0
     logits_processor: LogitsProcessorList | None = None
     stopping_criteria: StoppingCriteriaList | None = None
+    media: Mapping[str, Tensor] | None = None
 
 
 @dataclass

@@ -99,9 +99,10 @@ class Engine:
         watch = Stopwatch()
         self.roster.admit()
         self._share()
-        decoding, reading = self.roster.decoding, self.roster.reading
-        chunks = chunks_of(reading, self.reading)
-        live = [*decoding, *reading[: len(chunks)]]
+        chunks = chunks_of(self.roster.reading, self.reading)
+        # Images are read by the model's own forward, for which those who decode wait.
+        decoding = [] if chunks and chunks[0].media else self.roster.decoding
+        live = [*decoding, *self.roster.reading[: len(chunks)]]
         ratios = self._ratios(decoding)
         try:
             row = self._verify(decoding, chunks, ratios, watch)

@@ -17,6 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
 from hf_dcut import attention
+from hf_dcut.adapters import unwrapped
 from hf_dcut.config import DCutConfig
 from hf_dcut.decoding import Decoding
 from hf_dcut.drafters.base import Drafter
@@ -58,7 +59,7 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
     named = _named(model, args, kwargs)
     assistant, streamer = named.pop("assistant_model", None), named.pop("streamer", None)
     try:
-        config = DCutConfig.of(dcut)
+        model, config = unwrapped(model), DCutConfig.of(dcut)
         arguments, seeds, logprobs = _redirect(model, named)
         method = Decoding(config, assistant, seeds, logprobs, streamer)
         return _upstream(model, **{**arguments, "custom_generate": method})

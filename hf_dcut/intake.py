@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -23,12 +23,14 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from hf_dcut.adapters import unwrapped
 from hf_dcut.assembly import open_engine
 from hf_dcut.batch_records import CHILD, BatchRequest, name_of
 from hf_dcut.config import DCutConfig
 from hf_dcut.decoding import check_proposals, drafter_for
 from hf_dcut.engine import Engine
 from hf_dcut.generation import prepare
+from hf_dcut.media import MEDIA_INPUTS
 from hf_dcut.memory import fitting_length
 from hf_dcut.processors import own_copies
 from hf_dcut.requests import OWN_FAULTS, Request
@@ -82,12 +84,12 @@ class Intake:
             raise TypeError(f"output_logprobs={output_logprobs!r}: give True or False")
         if seed is not None and type(seed) is not int:
             raise TypeError(f"seed={seed!r}: give an integer or None")
-        self.model, self.generation_config, self.options = model, generation_config, options
+        self.model, self.generation_config, self.options = unwrapped(model), generation_config, options
         self.tokenizer, self.seed, self.max_batch_size, self.max_length = tokenizer, seed, max_batch_size, max_length
         self.processors, self.criteria = list(logits_processor or ()), list(stopping_criteria or ())
         self.allowed, self.logprobs = prefix_allowed_tokens_fn, output_logprobs
         self.config = DCutConfig.of(dcut)
-        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         # Requests with equal options share processors that look at scores alone, which then run on all rows at once.
         self._shared: WeakValueDictionary[str, LogitsProcessorList] = WeakValueDictionary()
         # What is wrong with the job's own settings comes out here, before anything is run.
@@ -187,6 +189,7 @@ class Intake:
             tokenizer=self.tokenizer,
             seed=seed,
             **options,
+            **checked_media(given.media or {}),
         )
         if given.logits_processor is None and reads_scores_alone(request.processors or ()):
             key = "" if given.generation_config is None else given.generation_config.to_json_string()
@@ -247,6 +250,17 @@ def checked_ids(prompt: object, vocabulary: int) -> list[int]:
     if foreign:
         raise ValueError(f"input_ids hold {foreign[0]}, but the model knows the tokens 0 to {vocabulary - 1}")
     return list(ids)
+
+
+def checked_media(media: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns the media of a request; raises ValueError for a keyword that is none of a model's media."""
+    foreign = sorted(media.keys() - MEDIA_INPUTS)
+    if foreign:
+        raise ValueError(
+            f"media hold {foreign[0]!r}: give what the processor returned besides input_ids and attention_mask, such "
+            f"as pixel_values"
+        )
+    return media
 
 
 def check_count(name: str, value: object) -> None:

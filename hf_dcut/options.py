@@ -106,7 +106,11 @@ PARAMETERS: dict[str, Option] = {
     "tokenizer": Option(EQUAL, instead="needed by stop_strings"),
     "attention_mask": Option(EQUAL, instead="left padding"),
     "position_ids": Option(EQUAL, instead="refused unless they count from 0 at each prompt's first token"),
-    "kwargs": Option(EQUAL, instead="fields of `GenerationConfig` as below; what else goes to the model is refused"),
+    "kwargs": Option(
+        EQUAL,
+        instead="fields of `GenerationConfig` as below, and what a vision-language model's processor returns; what "
+        "else goes to the model is refused",
+    ),
     "synced_gpus": Option(REFUSED, (False,), "it is for ZeRO-3 and FSDP: generate without dcut"),
     **_all(
         "negative_prompt_ids negative_prompt_attention_mask custom_generate assistant_tokenizer",

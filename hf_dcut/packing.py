@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_dcut.kernels import lay_out
+from hf_dcut.media import Media, placed
 from hf_dcut.types import Batch, Cut, Drafts, Packed
 
 
@@ -30,6 +31,7 @@ class Chunk:
         first: cell of its first token.
         rope: added to a cell to get its position.
         last: whether it ends the prompt, so that the next token is wanted.
+        media: of its request, if it is a whole prompt with media.
     """
 
     token: Tensor
@@ -37,6 +39,7 @@ class Chunk:
     first: int
     rope: int
     last: bool
+    media: Media | None = None
 
 
 def pack(drafts: Drafts, cut: Cut, batch: Batch, reach: int) -> Packed:
@@ -79,7 +82,10 @@ def pack_plain(batch: Batch, reach: int) -> Packed:
 
 
 def join(packed: Packed, chunks: Sequence[Chunk]) -> Packed:
-    """Returns the row with pieces of prompts behind it; the row itself when there are none."""
+    """Returns the row with pieces of prompts behind it; the row itself when there are none.
+
+    Whole prompts with media come by themselves, behind a row that is empty.
+    """
     if not chunks:
         return packed
     device = packed.token.device
@@ -90,7 +96,7 @@ def join(packed: Packed, chunks: Sequence[Chunk]) -> Packed:
     rope = torch.repeat_interleave(torch.tensor([c.rope for c in chunks]), sizes).to(device)
     slot = torch.repeat_interleave(torch.tensor([c.slot for c in chunks]), sizes).to(device)
     wanted = ends[torch.tensor([c.last for c in chunks])] - 1
-    return Packed(
+    row = Packed(
         token=torch.cat([packed.token, *(c.token.to(device) for c in chunks)]),
         slot=torch.cat([packed.slot, slot]),
         cell=torch.cat([packed.cell, cell]),
@@ -104,3 +110,5 @@ def join(packed: Packed, chunks: Sequence[Chunk]) -> Packed:
         reach=max(packed.reach, int(used.max())),
         width=packed.width,
     )
+    media = [chunk.media for chunk in chunks if chunk.media is not None]
+    return placed(row, media) if media else row

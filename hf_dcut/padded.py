@@ -36,8 +36,13 @@ class DCutOutput(GenerateDecoderOnlyOutput):
     stats: Stats | None = None
 
 
-def prompts_of(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]:
+def prompts_of(input_ids: Tensor, model_kwargs: dict[str, Any], images: bool = False) -> list[list[int]]:
     """Returns the token ids of each row without padding.
+
+    Args:
+        input_ids: int64 [B, P].
+        model_kwargs: what Transformers prepared for the forward.
+        images: whether position_ids [4, B, P] may tell where images lie, behind the positions of the text.
 
     Raises:
         ValueError: no rows, empty rows, a mask that is not left padding, or positions that do not count from 0.
@@ -61,6 +66,8 @@ def prompts_of(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[list[int
             "tokenizer.padding_side='left'"
         )
     positions = model_kwargs.get("position_ids")
+    if images and positions is not None and positions.ndim == 3 and len(positions) == 4:
+        positions = positions[0]
     if positions is not None and positions.shape[-1] != width:
         # A mask of ones alone arrives as None, but positions were counted from it.
         raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from hf_dcut.media import MEDIA_INPUTS, has_media, media_of, takes_media
 from hf_dcut.options import check_options
 from hf_dcut.padded import pad_of, prompts_of, wants_logprobs
 from hf_dcut.processors import criteria_of, processors_of
@@ -56,8 +57,11 @@ class Preparing:
         config, width = generation_config, input_ids.shape[1]
         check_options(config)
         check_model(model)
-        _refuse_extras(model_kwargs)
-        prompts = prompts_of(input_ids, model_kwargs)
+        _refuse_extras(model, model_kwargs)
+        images = has_media(model_kwargs)
+        prompts = prompts_of(input_ids, model_kwargs, images)
+        pads = [width - len(prompt) for prompt in prompts]
+        media = media_of(input_ids, pads, model_kwargs) if images else []
         processors, walked = processors_of(logits_processor, len(prompts))
         asked, ends, longest = criteria_of(stopping_criteria, len(prompts))
         in_full, logprobs = bool(config.return_dict_in_generate), wants_logprobs(config, self.logprobs)
@@ -70,7 +74,9 @@ class Preparing:
                 max_new_tokens=max(1, longest - width),
                 eos=ends,
                 seed=seeds[row],
-                left_pads=width - len(prompt),
+                left_pads=pads[row],
+                rope=media[row].rope if media else 0,
+                media=media[row] if media else None,
                 generation_config=config,
                 pad=pad_of(config),
                 samples=bool(config.do_sample),
@@ -86,9 +92,10 @@ class Preparing:
         ]
 
 
-def _refuse_extras(model_kwargs: dict[str, Any]) -> None:
+def _refuse_extras(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
     """Raises ValueError for forward keywords that are not handled, by name."""
-    foreign = [name for name, value in model_kwargs.items() if name not in _PREPARED and value is not None]
+    known = _PREPARED | MEDIA_INPUTS if takes_media(model) else _PREPARED
+    foreign = [name for name, value in model_kwargs.items() if name not in known and value is not None]
     if foreign:
         raise ValueError(f"{', '.join(foreign)} does not work with dcut: leave it out, or generate without dcut")
     if getattr(model_kwargs.get("cache"), "_is_user_defined", False):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+    from hf_dcut.media import Media
+
 # What the code of a user's processors and criteria raises when something is wrong with one request. Interrupts, a full
 # memory and a broken machine are not among them.
 OWN_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -52,6 +54,7 @@ class Request:
         seed: key of its random numbers.
         left_pads: pads that stood before the prompt in the user's batch; processors count in padded width.
         rope: what is added to a cell to get its position (images shift it; 0 for text).
+        media: what the prompt holds besides text.
         generation_config: the request's own options.
         pad: id that stood in the left padding.
         samples: whether tokens are drawn; else the likeliest is taken.
@@ -84,6 +87,7 @@ class Request:
     seed: int = 0
     left_pads: int = 0
     rope: int = 0
+    media: Media | None = None
     generation_config: GenerationConfig | None = None
     pad: int = 0
     samples: bool = False

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from hf_dcut.media import Media, Prompts
 from hf_dcut.packing import Chunk
 from hf_dcut.requests import Request
 
@@ -102,13 +103,17 @@ def common_cells(request: Request) -> int:
 def chunks_of(reading: Sequence[Request], limit: int) -> list[Chunk]:
     """Returns the pieces of prompts that are read next, in slot order, at most `limit` tokens.
 
-    A request does not begin on a prompt that one before it still reads: it will copy it.
+    A request does not begin on a prompt that one before it still reads: it will copy it. Prompts with media come whole,
+    those of one call together and without others.
     """
+    first = _unseen(reading[0]) if reading else None
+    if first is not None:
+        return _whole_prompts(reading, first.prompts)
     chunks: list[Chunk] = []
     for index, request in enumerate(reading):
         piece = request.unread[:limit]
         waits = not request.read and common_cells(request) and any(_twins(r, request) for r in reading[:index])
-        if not piece or waits:
+        if not piece or waits or _unseen(request):
             break
         last = not request.tokens and len(piece) == len(request.unread)
         chunks.append(Chunk(torch.tensor(piece), request.slot, request.read, request.rope, last))
@@ -116,5 +121,25 @@ def chunks_of(reading: Sequence[Request], limit: int) -> list[Chunk]:
     return chunks
 
 
+def _whole_prompts(reading: Sequence[Request], prompts: Prompts) -> list[Chunk]:
+    """Returns the prompts of the first requests, of one call; the last may go on reading behind its own."""
+    chunks: list[Chunk] = []
+    for request in reading:
+        media = _unseen(request)
+        if media is None or media.prompts is not prompts:
+            break
+        last = not request.tokens
+        chunks.append(Chunk(torch.tensor(request.prompt), request.slot, 0, request.rope, last, media))
+        if request.resumed:
+            break
+    return chunks
+
+
+def _unseen(request: Request) -> Media | None:
+    """Returns the media of a request that are still to be read."""
+    return None if request.read else request.media
+
+
 def _twins(one: Request, other: Request) -> bool:
-    return one.prompt == other.prompt and one.rope == other.rope
+    text = one.media is None and other.media is None
+    return text and one.prompt == other.prompt and one.rope == other.rope

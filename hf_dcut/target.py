@@ -16,16 +16,19 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from hf_dcut.adapters import adapters_of, check_adapters
 from hf_dcut.attention import UnsupportedAttention, packed_attention
 from hf_dcut.cache import LayerShape, SlotCache
+from hf_dcut.media import read_prompts
 from hf_dcut.types import Packed
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Relative difference allowed between two ways to the same logits. A wrong mask or position gives 0.1 and more.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 
-# K/V shapes of the models that passed the check; keyed by the model, so that nothing outlives it.
-_checked: WeakKeyDictionary[nn.Module, tuple[LayerShape, ...]] = WeakKeyDictionary()
+# K/V shapes of the models that passed the check, and their adapters then; keyed by the model, so that nothing outlives
+# it. Weights may change, structure does not.
+_checked: WeakKeyDictionary[nn.Module, tuple[tuple[LayerShape, ...], list[str]]] = WeakKeyDictionary()
 # Outputs of tapped layers of the forward that runs in this thread.
 _collected: ContextVar[dict[int, Tensor] | None] = ContextVar("hf_dcut_taps", default=None)
 
@@ -49,7 +52,7 @@ class Target:
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
         """K/V shape of each attention layer."""
-        return _checked[self.model]
+        return _checked[self.model][0]
 
     @property
     def device(self) -> torch.device:
@@ -78,11 +81,16 @@ class Target:
 
     def forward(self, packed: Packed, cache: SlotCache) -> tuple[Tensor, Tensor | None]:
         """Returns logits [L, V] of `packed.logit_rows` and taps [T, F] of all rows (None without taps)."""
+        place = packed.place
         with _collecting() as collected:
-            logits = _packed_logits(self.model, packed, cache)
+            if place is None:
+                logits = _packed_logits(self.model, packed, cache)
+            else:
+                logits = read_prompts(self.model, packed, place, cache)
         if not self.taps:
             return logits, None
-        return logits, torch.cat([collected[index][0] for index in self.taps], dim=-1)
+        rows = 0 if place is None else (place.row, place.column)
+        return logits, torch.cat([collected[index][rows] for index in self.taps], dim=-1)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -95,7 +103,10 @@ def check_model(model: PreTrainedModel) -> None:
     kind = model.device.type
     if torch.is_autocast_enabled(kind):
         _check_dtypes(model, {model.dtype, torch.get_autocast_dtype(kind)})
-    if model in _checked:
+    check_adapters(model)
+    _check_dropout(model)
+    adapters = adapters_of(model)
+    if model in _checked and _checked[model][1] == adapters:
         return
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     advice = "Generate without dcut for this model"
@@ -115,7 +126,17 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{name} is spread over devices {sorted(devices)}: dcut needs it on one. Load it with device_map=None"
         )
-    _checked[model] = _compare_with_stock(model)
+    _checked[model] = _compare_with_stock(model), adapters
+
+
+def _check_dropout(model: PreTrainedModel) -> None:
+    """Raises ValueError when the model drops activations at random: no forward of it equals another then."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout) and module.training and module.p:
+            raise ValueError(
+                f"{type(model).__name__} is in training mode and drops activations in {name} (p={module.p}): call "
+                f"model.eval() before generating"
+            )
 
 
 def _check_dtypes(model: PreTrainedModel, found: set[torch.dtype]) -> None:
@@ -213,8 +234,8 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     if not difference <= TOLERANCE[stock.dtype]:
         raise ValueError(
             f"{type(model).__name__} gives other logits for packed rows than for plain ones (relative difference "
-            f"{difference:.1e}, allowed {TOLERANCE[stock.dtype]:.0e}): its attention does not go through "
-            f"Transformers' attention interface as dcut needs. Generate without dcut for this model"
+            f"{difference:.1e}, allowed {TOLERANCE[stock.dtype]:.0e}): {_cause(model)}. Generate without dcut for "
+            f"this model"
         )
     return shapes
 
@@ -222,6 +243,13 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
 def relative_difference(found: Tensor, expected: Tensor) -> float:
     """Returns how far two tensors lie apart, as a share of the expected one. To be weighed against `TOLERANCE`."""
     return ((found - expected).norm() / expected.norm()).item()
+
+
+def _cause(model: PreTrainedModel) -> str:
+    """Returns what makes packed rows of a model differ from plain ones."""
+    if getattr(model, "is_quantized", False):
+        return "its quantised layers round activations too, so that the last bits of a row are not its own"
+    return "its attention does not go through Transformers' attention interface as dcut needs"
 
 
 def _ragged(rows: Sequence[Tensor], start: Sequence[int], end: Sequence[int]) -> Packed:

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from hf_dcut.media import Place
 
 
 class Record:
@@ -167,6 +170,7 @@ class Packed(Record):
             sees all rows up to itself.
         fixed: whether T is given beforehand, so that nothing of the row may be read on the host until it has run. Spare
             rows of the batch come last in it, and belong to nobody.
+        place: where the row, then of whole prompts with images, lies in the batch of its call; None for text.
     """
 
     token: Tensor
@@ -183,6 +187,7 @@ class Packed(Record):
     width: int
     ancestors: Tensor | None = None
     fixed: bool = False
+    place: Place | None = None
 
     def __len__(self) -> int:
         return self.token.shape[0]

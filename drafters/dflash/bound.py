@@ -60,7 +60,9 @@ class BoundDFlash(BoundDrafter):
         """Appends the K/V of committed rows: all layers' from one matrix product, since they share the context."""
         assert committed.taps is not None, "a DFlash drafter needs the target's tapped hidden states"
         context = self.model.context(committed.taps.to(self.device, self.dtype))
-        keys, values = self.context_kv(context, self.rope(committed.position.to(self.device)))
+        # A drafter reads text: of an image's positions in time, height and width it takes the first.
+        position = committed.position if committed.position.ndim == 1 else committed.position[0]
+        keys, values = self.context_kv(context, self.rope(position.to(self.device)))
         slot, cell = committed.slot.to(self.device), committed.cell.to(self.device)
         for layer, key, value in zip(self.layers, keys.unbind(1), values.unbind(1), strict=True):
             layer.store(slot, cell, key, value)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_dcut.media import Media, Prompts
 from hf_dcut.packing import Chunk, join, pack
 from hf_dcut.types import Batch, Cut, Drafts, Packed
 
@@ -83,6 +84,22 @@ def test_prompts_alone(make_batch: Callable[..., Batch]) -> None:
     packed = join(nobody, [Chunk(torch.tensor([7, 8]), slot=0, first=0, rope=0, last=True)])
     assert columns(packed) == [(7, 0, 0, 0, -1), (8, 0, 1, 1, -1)]
     assert (packed.start.tolist(), packed.logit_rows.tolist(), packed.slots, packed.reach) == ([0, 2], [1], 1, 2)
+
+
+def test_prompts_with_images_know_their_place_and_positions(make_batch: Callable[..., Batch]) -> None:
+    nobody = pack(make_drafts([]), make_cut([], 3), make_batch([]), reach=0)
+    position = torch.arange(3 * 2 * 4).view(3, 2, 4)
+    prompts = Prompts({}, position)
+    rows = [(1, 2, torch.tensor([5, 6])), (0, 0, torch.tensor([1, 2, 3, 4]))]
+    chunks = [
+        Chunk(token, slot, 0, -1, True, Media(prompts, row, pads, -1)) for slot, (row, pads, token) in enumerate(rows)
+    ]
+    packed = join(nobody, chunks)
+    assert packed.place is not None
+    assert packed.place.row.tolist() == [1, 1, 0, 0, 0, 0]
+    assert packed.place.column.tolist() == [2, 3, 0, 1, 2, 3]
+    assert packed.cell.tolist() == [0, 1, 0, 1, 2, 3]
+    assert torch.equal(packed.position, torch.cat([position[:, 1, 2:], position[:, 0]], dim=1))
 
 
 @settings(deadline=None, max_examples=100)

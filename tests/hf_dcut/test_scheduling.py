@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_dcut.media import Media, Prompts
 from hf_dcut.requests import Request
 from hf_dcut.scheduling import Roster, chunks_of, common_cells, source_of
 
@@ -122,6 +125,33 @@ def test_a_prompt_that_one_reads_is_not_begun_by_another() -> None:
     assert common_cells(second) == 2
     second.read = 2
     assert [c.token.tolist() for c in chunks_of(live(first, second), 99)] == [[3], [3]]
+
+
+def test_prompts_with_media_are_read_whole_and_by_call() -> None:
+    one, two = (Prompts({}, torch.zeros(2, 4)) for _ in range(2))
+
+    def sighted(id: int, prompts: Prompts, tokens: Sequence[int] = ()) -> Request:
+        media = Media(prompts, row=id, pads=0, rope=-2)
+        request = Request(id, [1, 2, 3], 9, rope=-2, media=media, tokens=list(tokens))
+        request.lose_slot()
+        return request
+
+    first, second, other = sighted(0, one), sighted(1, one), sighted(2, two)
+    blind = Request(id=3, prompt=[1, 2, 3], max_new_tokens=9)
+    chunks = chunks_of(live(first, second, other, blind), 1)
+    assert [(c.slot, c.token.tolist(), c.rope, c.last) for c in chunks] == [
+        (0, [1, 2, 3], -2, True),
+        (1, [1, 2, 3], -2, True),
+    ], "the limit does not split them"
+    assert [c.media for c in chunks] == [first.media, second.media]
+    assert [c.media for c in chunks_of(live(blind, first), 9)] == [None], "text first, by itself"
+    first.read = 3
+    assert source_of(second, live(first, second)) is None, "equal tokens may be other images"
+    # One that lost its slot goes on reading its own tokens, so none behind it may decode before it.
+    resumed, last = sighted(4, one, [7, 8, 9]), sighted(5, one, [7])
+    assert [(c.slot, c.last) for c in chunks_of(live(last, resumed, second), 9)] == [(0, False), (1, False)]
+    resumed.read = 3
+    assert [(c.token.tolist(), c.first, c.media) for c in chunks_of(live(resumed), 9)] == [([7, 8], 3, None)]
 
 
 def test_nothing_is_copied_before_all_of_it_is_there_nor_from_another_prompt() -> None:
