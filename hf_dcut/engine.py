@@ -2,8 +2,9 @@
 
     draft -> select (scores, budget, packing) -> verify -> accept (choosing, acceptance) -> commit -> observe
 
-Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, where rows
-are padded and prompts lie in `attention.py`, the reach of a block in `drafters/dflash/bound.py`.
+Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, for recurrent
+states in `cache.py`, where rows are padded and prompts lie in `attention.py` and `recurrence.py`, the reach of a block
+in `drafters/dflash/bound.py`.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Engine:
         self.roster.admit()
         self._share()
         decoding, reading = self.roster.decoding, self.roster.reading
-        chunks = chunks_of(reading, self.reading)
+        chunks = chunks_of(reading, self.reading, self.cache.recurrent)
         live = [*decoding, *reading[: len(chunks)]]
         try:
             row = self._verify(decoding, chunks, self._ratios(decoding), watch)
@@ -158,7 +159,7 @@ class Engine:
     def _share(self) -> None:
         """Lets requests that begin on a prompt which another has read copy it."""
         for request in self.roster.reading:
-            source = None if request.read else source_of(request, self.roster.live)
+            source = None if request.read else source_of(request, self.roster.live, self.cache.recurrent)
             if source is not None:
                 request.read = common_cells(request)
                 self.stats.shared_tokens += request.read

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
-from hf_dcut import attention
+from hf_dcut import attention, recurrence
 from hf_dcut.config import DCutConfig
 from hf_dcut.decoding import Decoding
 from hf_dcut.drafters.base import Drafter
@@ -40,6 +40,7 @@ def enable() -> None:
 def disable() -> None:
     """Puts Transformers' own `generate` back."""
     attention.disable()
+    recurrence.disable()
     GenerationMixin.generate = _upstream
 
 

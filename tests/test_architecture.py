@@ -18,7 +18,7 @@ STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "co
 ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config"),
     "kernels",
-    *("cache", "attention", "noise", "text", "requests", "tiers"),
+    *("states", "cache", "attention", "recurrence", "noise", "text", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "graphs", "selecting"),
     *("drafting", "scheduling", "engine", "profiling", "memory", "assembly", "regeneration", "taps"),
