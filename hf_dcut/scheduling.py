@@ -107,7 +107,8 @@ def common_cells(request: Request) -> int:
 def chunks_of(reading: Sequence[Request], limit: int, exact: bool = False) -> list[Chunk]:
     """Returns the pieces of prompts that are read next, in slot order, at most `limit` tokens.
 
-    A request does not begin on a prompt that one before it still reads: it will copy it.
+    A request does not begin on a prompt that one before it still reads: it will copy it. Nor does it begin before those
+    in front of it are read: decoding requests lie in the first slots.
 
     Args:
         reading: live requests that still read.
@@ -119,9 +120,12 @@ def chunks_of(reading: Sequence[Request], limit: int, exact: bool = False) -> li
         piece = request.unread[: min(limit, _until_copied(request, reading[index + 1 :])) if exact else limit]
         if not piece or _waits(request, reading[:index]):
             break
-        last = not request.tokens and len(piece) == len(request.unread)
+        whole = len(piece) == len(request.unread)
+        last = whole and not request.tokens
         chunks.append(Chunk(torch.tensor(piece), request.slot, request.read, request.rope, last))
         limit -= len(piece)
+        if not whole:
+            break
     return chunks
 
 
