@@ -253,6 +253,15 @@ def test_layers_get_their_own_forward_back(make_target: Builder) -> None:
     assert layer.forward is not own, "adopted anew, although the model was checked before"
 
 
+def test_a_layer_that_was_replaced_is_refused(make_target: Builder) -> None:
+    model = make_target("qwen3_5")
+    layer = delta_layers(model)[0]
+    recurrence.disable()
+    layer.forward = layer.forward  # as kernels of a whole layer are put in: on the object, where ours is not looked for
+    with pytest.raises(ValueError, match=r"Qwen3_5ForCausalLM cannot run packed rows.*without dcut"):
+        check_model(model)
+
+
 SIZES: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 64,
