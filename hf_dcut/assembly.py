@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_dcut.adapters import adapters_of, unwrapped
 from hf_dcut.attention import path_name
-from hf_dcut.cache import SlotCache
+from hf_dcut.cache import LayerShape, SlotCache
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
 from hf_dcut.drafters.base import BoundDrafter, Drafter
@@ -133,7 +133,8 @@ def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[
 
 def attention_name(target: Target) -> str:
     """Returns how packed attention runs for a target: "packed sdpa", "varlen", "triton", or several joined by "+"."""
-    return path_name(target.device, target.dtype, ((s.key_dim, s.value_dim) for s in target.shapes))
+    dims = ((s.key_dim, s.value_dim) for s in target.shapes if isinstance(s, LayerShape))
+    return path_name(target.device, target.dtype, dims)
 
 
 def _depth(drafter: Drafter | None, config: DCutConfig) -> int:

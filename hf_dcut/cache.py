@@ -5,7 +5,7 @@ the next step. Live requests stay in slots 0 .. B-1 (`move` fills the hole a fin
 plain slice instead of gathering slots, which costs 2.4 times as much on a CPU.
 
 A layer stores `[slots, length, heads, dim]`, so that all slots are also one long row of cells for variable-length
-kernels. Only this file and `attention.py` know that.
+kernels. Only this file and `attention.py` know that. Recurrent layers keep states instead of cells: `states.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+
+from hf_dcut.states import StateLayer, StateShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +38,10 @@ class LayerShape:
     def elements(self) -> int:
         """Numbers stored per cell."""
         return self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def slot_bytes(self, length: int, dtype: torch.dtype) -> int:
+        """Returns the bytes of a slot of so many cells."""
+        return self.elements * length * dtype.itemsize
 
 
 class SlotLayer(CacheLayerMixin):
@@ -95,27 +101,39 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """The K/V of all attention layers of one model.
+    """The K/V of all attention layers of one model, and the states of its recurrent ones.
 
     Args:
-        shapes: one `LayerShape` a layer.
+        shapes: of the layers, in order.
         slots: requests that can be live at once.
         length: cells of a slot: the longest request plus the drafts of one step.
         dtype, device: as the model's K/V.
     """
 
-    layers: list[SlotLayer]
+    layers: list[SlotLayer | StateLayer]
 
     def __init__(
         self,
-        shapes: Sequence[LayerShape],
+        shapes: Sequence[LayerShape | StateShape],
         slots: int,
         length: int,
         dtype: torch.dtype,
         device: torch.device | str,
     ):
         self.slots, self.length = slots, length
-        super().__init__(layers=[SlotLayer(shape, slots, length, dtype, device) for shape in shapes])
+        layers = [
+            StateLayer(shape, slots, dtype, device)
+            if isinstance(shape, StateShape)
+            else SlotLayer(shape, slots, length, dtype, device)
+            for shape in shapes
+        ]
+        super().__init__(layers=layers)
+        self.states = [layer for layer in layers if isinstance(layer, StateLayer)]
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a slot can only be copied as it is, since states stand for all cells in use and for no fewer."""
+        return bool(self.states)
 
     def move(self, source: int, destination: int) -> None:
         """Moves a request to another slot, whose old content is dropped."""
@@ -123,21 +141,46 @@ class SlotCache(Cache):
             layer.move(source, destination)
 
     def copy(self, source: int, destination: int, length: int) -> None:
-        """Copies the first `length` cells of a slot to another."""
+        """Copies the first `length` cells of a slot to another; with recurrent layers, all that are in use."""
         for layer in self.layers:
-            layer.copy(source, destination, length)
+            if isinstance(layer, StateLayer):
+                layer.move(source, destination)
+            else:
+                layer.copy(source, destination, length)
 
     def free(self, slot: int) -> None:
-        """Gives a slot up. Plain K/V need nothing: a new request overwrites before it reads."""
+        """Gives a slot up. Plain K/V need nothing: a new request overwrites before it reads. States start anew."""
+        for layer in self.states:
+            layer.free(slot)
 
     def commit(self, verdict: Verdict, packed: Packed) -> None:
         """Makes the accepted rows the slot's content.
 
-        Plain K/V of a chain already lie in the right cells. Trees would be compacted here, recurrent states replayed.
+        Plain K/V of a chain already lie in the right cells; recurrent states are replayed. Trees would be compacted.
         """
         assert packed.ancestors is None, "trees need their accepted path moved together"
+        if self.states:
+            accepted = verdict.accepted[: packed.decoding]
+            # One host read more, for targets with recurrent layers.
+            longest = 1 + int(accepted.max()) if packed.decoding else 0
+            for layer in self.states:
+                layer.commit(accepted, longest)
 
 
-def cache_bytes(shapes: Sequence[LayerShape], slots: int, length: int, dtype: torch.dtype) -> int:
+def cache_bytes(shapes: Sequence[LayerShape | StateShape], slots: int, length: int, dtype: torch.dtype) -> int:
     """Returns the bytes a `SlotCache` of this size takes."""
-    return slots * length * dtype.itemsize * sum(shape.elements for shape in shapes)
+    return slots * sum(shape.slot_bytes(length, dtype) for shape in shapes)
+
+
+def cells_of(layer: Any) -> tuple[Tensor, ...]:
+    """Returns what a layer of Transformers' cache holds in the model's dtype: K and V, or inputs of its convolution."""
+    return (layer.conv_states[0],) if isinstance(layer, LinearAttentionLayer) else (layer.keys, layer.values)
+
+
+def shape_of(layer: Any) -> LayerShape | StateShape:
+    """Returns what a slot holds of a layer, told from Transformers' cache of one sequence."""
+    if isinstance(layer, LinearAttentionLayer):
+        (_, channels, kernel), state = layer.conv_states[0].shape, layer.recurrent_states[0]
+        return StateShape(kernel - 1, channels, *state.shape[1:], dtype=state.dtype)
+    key, value = layer.keys, layer.values
+    return LayerShape(key.shape[1], key.shape[3], value.shape[1], value.shape[3])

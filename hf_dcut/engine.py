@@ -2,10 +2,10 @@
 
     draft -> select (scores, budget, packing) -> verify -> accept (choosing, acceptance) -> commit -> observe
 
-Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, where rows
-are padded and prompts lie in `attention.py`, the reach of a block in `drafters/dflash/bound.py`. A replayed step
-(`fixed_step.py` has its stages, and observes before it accepts) reads its outcome, and then its drafts' confidences in
-`replaying.py`.
+Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, for recurrent
+states in `cache.py`, where rows are padded and prompts lie in `attention.py` and `recurrence.py`, the reach of a block
+in `drafters/dflash/bound.py`. A replayed step (`fixed_step.py` has its stages, and observes before it accepts) reads
+its outcome, and then its drafts' confidences in `replaying.py`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Engine:
         watch = Stopwatch()
         self.roster.admit()
         self._share()
-        chunks = chunks_of(self.roster.reading, self.reading)
+        chunks = chunks_of(self.roster.reading, self.reading, self.cache.recurrent)
         # Images are read by the model's own forward, for which those who decode wait.
         decoding = [] if chunks and chunks[0].media else self.roster.decoding
         live = [*decoding, *self.roster.reading[: len(chunks)]]
@@ -165,7 +165,7 @@ class Engine:
     def _share(self) -> None:
         """Lets requests that begin on a prompt which another has read copy it."""
         for request in self.roster.reading:
-            source = None if request.read else source_of(request, self.roster.live)
+            source = None if request.read else source_of(request, self.roster.live, self.cache.recurrent)
             if source is not None:
                 request.read = common_cells(request)
                 self.stats.shared_tokens += request.read

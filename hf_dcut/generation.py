@@ -13,14 +13,15 @@ import inspect
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
-from hf_dcut import attention
+from hf_dcut import attention, recurrence
 from hf_dcut.adapters import unwrapped
 from hf_dcut.config import DCutConfig
 from hf_dcut.decoding import Decoding
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.options import check_option, check_parameters
 from hf_dcut.padded import DCutOutput
 from hf_dcut.preparing import Preparing
@@ -41,6 +42,7 @@ def enable() -> None:
 def disable() -> None:
     """Puts Transformers' own `generate` back."""
     attention.disable()
+    recurrence.disable()
     GenerationMixin.generate = _upstream
 
 
@@ -61,6 +63,8 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
     try:
         model, config = unwrapped(model), DCutConfig.of(dcut)
         arguments, seeds, logprobs = _redirect(model, named)
+        if assistant is None:
+            assistant = _take_lookup(model, arguments)
         method = Decoding(config, assistant, seeds, logprobs, streamer)
         return _upstream(model, **{**arguments, "custom_generate": method})
     finally:
@@ -131,6 +135,23 @@ def _check_early(model: PreTrainedModel, named: dict[str, Any], options: dict[st
     prompts = options.get("input_ids", named.get("inputs"))
     if isinstance(prompts, Tensor) and not prompts.numel():
         raise ValueError(f"input_ids has shape {tuple(prompts.shape)}: give at least one prompt of at least one token")
+
+
+def _take_lookup(model: PreTrainedModel, arguments: dict[str, Any]) -> PromptLookupDrafter | None:
+    """Takes prompt lookup out of the arguments and returns it as a drafter; None where the call does not ask for it.
+
+    Transformers refuses the option where it cannot draft itself: for models with recurrent states, several answers.
+    """
+    config = arguments.get("generation_config") or GenerationConfig()
+    lookup = arguments.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens)
+    if lookup is None or model.generation_config.prompt_lookup_num_tokens is not None:
+        return None
+    longest = arguments.get("max_matching_ngram_size", config.max_matching_ngram_size) or 2
+    arguments.pop("prompt_lookup_num_tokens", None)
+    if config.prompt_lookup_num_tokens is not None:
+        arguments["generation_config"] = config = copy.deepcopy(config)
+        config.prompt_lookup_num_tokens = None
+    return PromptLookupDrafter(lookup, longest)
 
 
 def _take_stop_strings(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:

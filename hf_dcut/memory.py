@@ -40,7 +40,7 @@ def fitting_slots(target: Target, drafter: Drafter | None, slots: int, length: i
         length: cells of a slot.
         limit: bytes they may take; None for most of what the device has free.
     """
-    fit = max(1, _allowed_bytes(target, limit) // (slot_bytes(target, drafter, 1) * length))
+    fit = max(1, _allowed_bytes(target, limit) // slot_bytes(target, drafter, length))
     if fit < slots:
         logger.warning("memory holds %d of %d slots of %d cells: the other requests wait", fit, slots, length)
     return min(fit, slots)
@@ -48,7 +48,8 @@ def fitting_slots(target: Target, drafter: Drafter | None, slots: int, length: i
 
 def fitting_length(target: Target, drafter: Drafter | None, limit: int | None) -> int:
     """Returns the cells of the longest slot that fits into memory alone."""
-    return _allowed_bytes(target, limit) // slot_bytes(target, drafter, 1)
+    states = slot_bytes(target, drafter, 0)
+    return (_allowed_bytes(target, limit) - states) // (slot_bytes(target, drafter, 1) - states)
 
 
 def slot_bytes(target: Target, drafter: Drafter | None, length: int) -> int:

@@ -11,6 +11,7 @@ from hf_dcut.media import MEDIA_INPUTS, has_media, media_of, takes_media
 from hf_dcut.options import check_options
 from hf_dcut.padded import pad_of, prompts_of, wants_logprobs
 from hf_dcut.processors import criteria_of, processors_of
+from hf_dcut.recurrence import delta_layers
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
 from hf_dcut.target import check_model
@@ -98,6 +99,11 @@ def _refuse_extras(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> None
     foreign = [name for name, value in model_kwargs.items() if name not in known and value is not None]
     if foreign:
         raise ValueError(f"{', '.join(foreign)} does not work with dcut: leave it out, or generate without dcut")
+    if delta_layers(model) and has_media(model_kwargs):
+        raise ValueError(
+            f"{type(model).__name__} has recurrent layers, whose states behind an image dcut does not take over: leave "
+            f"images out, or generate without dcut"
+        )
     if getattr(model_kwargs.get("cache"), "_is_user_defined", False):
         raise ValueError(
             "past_key_values (cache) does not work with dcut, which brings its own: pass the whole prompt instead"

@@ -82,7 +82,7 @@ class Roster:
         return max((r.slot for r in self.live if r.decoding == decoding), default=-1)
 
 
-def source_of(request: Request, live: Sequence[Request]) -> Request | None:
+def source_of(request: Request, live: Sequence[Request], exact: bool = False) -> Request | None:
     """Returns who holds the cells that a live request, which has read nothing, can copy; None if nobody does.
 
     Requests with equal prompts read it once.
@@ -90,9 +90,14 @@ def source_of(request: Request, live: Sequence[Request]) -> Request | None:
     Args:
         request: the request.
         live: all that hold slots.
+        exact: whether slots can only be copied whole, so that the holder must have those cells and no more.
     """
     wanted = common_cells(request)
-    return next((r for r in live if wanted and r.read >= wanted and r is not request and _twins(r, request)), None)
+
+    def holds(other: Request) -> bool:
+        return other.length == wanted if exact else other.read >= wanted
+
+    return next((r for r in live if wanted and holds(r) and r is not request and _twins(r, request)), None)
 
 
 def common_cells(request: Request) -> int:
@@ -100,24 +105,32 @@ def common_cells(request: Request) -> int:
     return min(len(request.prompt), len(request.prompt) + request.resumed - 1)
 
 
-def chunks_of(reading: Sequence[Request], limit: int) -> list[Chunk]:
+def chunks_of(reading: Sequence[Request], limit: int, exact: bool = False) -> list[Chunk]:
     """Returns the pieces of prompts that are read next, in slot order, at most `limit` tokens.
 
-    A request does not begin on a prompt that one before it still reads: it will copy it. Prompts with media come whole,
-    those of one call together and without others.
+    A request does not begin on a prompt that one before it still reads: it will copy it. Nor does it begin before those
+    in front of it are read: decoding requests lie in the first slots. Prompts with media come whole, those of one call
+    together and without others.
+
+    Args:
+        reading: live requests that still read.
+        limit: tokens in all.
+        exact: whether slots can only be copied whole, so that a piece ends where another request will copy.
     """
     first = _unseen(reading[0]) if reading else None
     if first is not None:
         return _whole_prompts(reading, first.prompts)
     chunks: list[Chunk] = []
     for index, request in enumerate(reading):
-        piece = request.unread[:limit]
-        waits = not request.read and common_cells(request) and any(_twins(r, request) for r in reading[:index])
-        if not piece or waits or _unseen(request):
+        piece = request.unread[: min(limit, _until_copied(request, reading[index + 1 :])) if exact else limit]
+        if not piece or _waits(request, reading[:index]) or _unseen(request):
             break
-        last = not request.tokens and len(piece) == len(request.unread)
+        whole = len(piece) == len(request.unread)
+        last = whole and not request.tokens
         chunks.append(Chunk(torch.tensor(piece), request.slot, request.read, request.rope, last))
         limit -= len(piece)
+        if not whole:
+            break
     return chunks
 
 
@@ -138,6 +151,18 @@ def _whole_prompts(reading: Sequence[Request], prompts: Prompts) -> list[Chunk]:
 def _unseen(request: Request) -> Media | None:
     """Returns the media of a request that are still to be read."""
     return None if request.read else request.media
+
+
+def _waits(request: Request, before: Sequence[Request]) -> bool:
+    """Returns whether one before a request that has read nothing still reads what the request will copy."""
+    wanted = common_cells(request)
+    return not request.read and any(r.read < wanted and _twins(r, request) for r in before)
+
+
+def _until_copied(request: Request, behind: Sequence[Request]) -> int:
+    """Returns how many tokens a request may read until one behind it, which waits for that, copies them."""
+    ends = [common_cells(r) - request.read for r in behind if not r.read and _twins(r, request)]
+    return min((end for end in ends if end > 0), default=len(request.unread))
 
 
 def _twins(one: Request, other: Request) -> bool:

@@ -18,17 +18,21 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_dcut.adapters import adapters_of, check_adapters
 from hf_dcut.attention import UnsupportedAttention, packed_attention
-from hf_dcut.cache import LayerShape, SlotCache
+from hf_dcut.cache import LayerShape, SlotCache, cells_of, shape_of
 from hf_dcut.media import read_prompts
-from hf_dcut.types import Packed
+from hf_dcut.recurrence import adopt, delta_layers, packed_recurrence, recurrent_names
+from hf_dcut.states import StateShape
+from hf_dcut.types import Packed, Verdict
 
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "linear_attention"}
 # Relative difference allowed between two ways to the same logits. A wrong mask or position gives 0.1 and more.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+# The delta rule is computed in float32, whatever the model's dtype.
+_RECURRENT_TOLERANCE = 1e-4
 
-# K/V shapes of the models that passed the check, and their adapters then; keyed by the model, so that nothing outlives
+# Slot shapes of the models that passed the check, and their adapters then; keyed by the model, so that nothing outlives
 # it. Weights may change, structure does not.
-_checked: WeakKeyDictionary[nn.Module, tuple[tuple[LayerShape, ...], list[str]]] = WeakKeyDictionary()
+_checked: WeakKeyDictionary[nn.Module, tuple[tuple[LayerShape | StateShape, ...], list[str]]] = WeakKeyDictionary()
 # Outputs of tapped layers of the forward that runs in this thread.
 _collected: ContextVar[dict[int, Tensor] | None] = ContextVar("hf_dcut_taps", default=None)
 
@@ -37,7 +41,7 @@ class Target:
     """A model and the layers whose outputs the drafter wants. Use as a context: hooks are removed on leaving.
 
     Args:
-        model: any causal language model of Transformers with full or sliding attention layers.
+        model: any causal language model of Transformers with full or sliding attention and Gated DeltaNet layers.
         taps: decoder layers (0-based) to collect the output of.
 
     Raises:
@@ -46,12 +50,13 @@ class Target:
 
     def __init__(self, model: PreTrainedModel, taps: Sequence[int] = ()):
         check_model(model)
+        adopt(delta_layers(model) if any(isinstance(shape, StateShape) for shape in _checked[model][0]) else [])
         self.model, self.taps = model, tuple(taps)
         self._open = ExitStack()
 
     @property
-    def shapes(self) -> tuple[LayerShape, ...]:
-        """K/V shape of each attention layer."""
+    def shapes(self) -> tuple[LayerShape | StateShape, ...]:
+        """What a slot holds of each layer."""
         return _checked[self.model][0]
 
     @property
@@ -112,9 +117,13 @@ def check_model(model: PreTrainedModel) -> None:
     advice = "Generate without dcut for this model"
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder model: dcut needs a decoder-only model. {advice}")
-    if getattr(model, "_is_stateful", False):
-        raise ValueError(f"{name} keeps a recurrent state, which rejected drafts cannot be taken out of. {advice}")
-    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
+    kinds, deltas = getattr(config, "layer_types", None) or [], delta_layers(model)
+    if len(deltas) < kinds.count("linear_attention") or (getattr(model, "_is_stateful", False) and not deltas):
+        raise ValueError(
+            f"{name} keeps a recurrent state{recurrent_names(model)}, which rejected drafts cannot be taken out of: "
+            f"dcut knows how for the Gated DeltaNet layers of Qwen3.5 and Qwen3-Next only. {advice}"
+        )
+    foreign = sorted(set(kinds) - _LAYER_TYPES)
     if foreign:
         raise ValueError(
             f"{name} has layers of type {', '.join(foreign)}: dcut handles full and sliding attention. {advice}"
@@ -126,6 +135,7 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{name} is spread over devices {sorted(devices)}: dcut needs it on one. Load it with device_map=None"
         )
+    adopt(deltas)
     _checked[model] = _compare_with_stock(model), adapters
 
 
@@ -187,7 +197,7 @@ def _ropes(model: PreTrainedModel) -> list[dict[str, Any]]:
 
 def _packed_logits(model: PreTrainedModel, packed: Packed, cache: SlotCache) -> Tensor:
     """Returns logits [L, V] of a packed row, whose K/V go into the cache."""
-    with packed_attention(packed):
+    with packed_attention(packed), packed_recurrence(packed):
         output = model(
             input_ids=packed.token[None],
             position_ids=packed.position.unsqueeze(-2),
@@ -202,8 +212,8 @@ def _packed_logits(model: PreTrainedModel, packed: Packed, cache: SlotCache) -> 
     return output.logits[0]
 
 
-def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """Returns the K/V shapes of the model's layers after checking a packed forward against the stock one.
+def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape | StateShape, ...]:
+    """Returns the slot shapes of the model's layers after checking a packed forward against the stock one.
 
     Two sequences of 9 and 6 tokens: stock in one go each; packed in two ragged steps, 5 + 2 tokens and then 4 + 4.
     """
@@ -214,13 +224,15 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         stock = torch.cat(
             [model(input_ids=r[None], cache=c, use_cache=True).logits[0] for r, c in zip(rows, caches, strict=True)]
         )
-        kv = [(layer.keys, layer.values) for layer in caches[0].layers]
-        _check_dtypes(model, {states.dtype for pair in kv for states in pair})
-        shapes = tuple(LayerShape(k.shape[1], k.shape[3], v.shape[1], v.shape[3]) for k, v in kv)
-        cache = SlotCache(shapes, slots=2, length=9, dtype=kv[0][0].dtype, device=device)
+        dtypes = {tensor.dtype for layer in caches[0].layers for tensor in cells_of(layer)}
+        _check_dtypes(model, dtypes)
+        shapes = tuple(map(shape_of, caches[0].layers))
+        cache = SlotCache(shapes, slots=2, length=9, dtype=dtypes.pop(), device=device)
         try:
-            first = _packed_logits(model, _ragged(rows, [0, 0], [5, 2]), cache)
-            second = _packed_logits(model, _ragged(rows, [5, 2], [9, 6]), cache)
+            first, second = (
+                _accepted_logits(model, _ragged(rows, start, end), cache)
+                for start, end in (([0, 0], [5, 2]), ([5, 2], [9, 6]))
+            )
         except (UnsupportedAttention, torch.OutOfMemoryError):
             raise
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -231,10 +243,11 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             ) from error
     packed = torch.cat([first[:5], second[:4], first[5:], second[4:]])
     difference = relative_difference(packed, stock)
-    if not difference <= TOLERANCE[stock.dtype]:
+    allowed = max(TOLERANCE[stock.dtype], _RECURRENT_TOLERANCE if cache.recurrent else 0)
+    if not difference <= allowed:
         raise ValueError(
             f"{type(model).__name__} gives other logits for packed rows than for plain ones (relative difference "
-            f"{difference:.1e}, allowed {TOLERANCE[stock.dtype]:.0e}): {_cause(model)}. Generate without dcut for "
+            f"{difference:.1e}, allowed {allowed:.0e}): {_cause(model)}. Generate without dcut for "
             f"this model"
         )
     return shapes
@@ -250,6 +263,16 @@ def _cause(model: PreTrainedModel) -> str:
     if getattr(model, "is_quantized", False):
         return "its quantised layers round activations too, so that the last bits of a row are not its own"
     return "its attention does not go through Transformers' attention interface as dcut needs"
+
+
+def _accepted_logits(model: PreTrainedModel, packed: Packed, cache: SlotCache) -> Tensor:
+    """Returns logits [L, V] of a packed row, all rows of which become the slots' content."""
+    logits = _packed_logits(model, packed, cache)
+    counts = packed.start.diff().long()
+    row = packed.start[:-1, None] + torch.arange(packed.width, device=counts.device)
+    path = torch.where(row < packed.start[1:, None], row.long(), -1)
+    cache.commit(Verdict(counts - 1, torch.zeros_like(counts), path), packed)
+    return logits
 
 
 def _ragged(rows: Sequence[Tensor], start: Sequence[int], end: Sequence[int]) -> Packed:

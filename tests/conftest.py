@@ -31,7 +31,10 @@ from transformers import (  # noqa: E402 (see above)
     LlamaConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 from hf_dcut.drafters.base import BoundDrafter, Drafter  # noqa: E402
@@ -39,7 +42,13 @@ from hf_dcut.types import Batch, Committed, Drafts  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOLLM2 = ROOT / "models" / "smollm2-135m-instruct"
-CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "qwen3": Qwen3Config,
+    "qwen3_5": Qwen3_5TextConfig,
+    "qwen3_5_moe": Qwen3_5MoeTextConfig,
+    "qwen3_next": Qwen3NextConfig,
+}
 
 # Weights this large, and a head of its own, keep greedy text from settling into a loop: 48 tokens hold 19 or more
 # different ones for either kind. With Transformers' 0.02 and a tied head it is one token, over and over.
@@ -57,6 +66,25 @@ TINY = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+
+# Every other layer is a Gated DeltaNet; of four experts two are asked.
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 16,
+    "experts_implementation": "eager",
+}
+HYBRIDS = {
+    "qwen3_5": {k: v for k, v in HYBRID.items() if "expert" not in k and "moe" not in k},
+    "qwen3_5_moe": HYBRID,
+    "qwen3_next": HYBRID,
 }
 
 # Knows three roles and whether to think.
@@ -81,10 +109,15 @@ def build_target(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, *
         seed: of the weights; torch's global generator is left alone.
         overrides: config fields, such as `eos_token_id=None` for text of any length.
     """
-    config = CONFIGS[kind](**(TINY | overrides))
+    config = CONFIGS[kind](**(TINY | HYBRIDS.get(kind, {}) | overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    # Random decays forget within a token or two; these make some heads of a recurrent layer remember.
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.data = torch.linspace(-5, 0, len(parameter), dtype=dtype)
+    return model
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -23,7 +23,7 @@ STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "co
 ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config", "wording"),
     "kernels",
-    *("cache", "attention", "noise", "text", "media", "adapters", "requests", "tiers"),
+    *("states", "cache", "attention", "recurrence", "noise", "text", "media", "adapters", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "selecting", "memory"),
     *("drafting", "fixed_step", "graphs", "replaying", "scheduling"),

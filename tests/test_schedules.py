@@ -108,9 +108,12 @@ class Schedule(RuleBasedStateMachine):
             assert not self.given, "nothing is lost"
 
 
-@pytest.fixture(scope="module")
-def world(tiny_llama: Callable[..., PreTrainedModel]) -> World:
-    return World(tiny_llama(**SHAPE, num_key_value_heads=1, eos_token_id=None))
+@pytest.fixture(scope="module", params=["llama", "qwen3_5"])
+def world(request: pytest.FixtureRequest, make_target: Callable[..., PreTrainedModel]) -> World:
+    shape = {**SHAPE, "num_key_value_heads": 1, "eos_token_id": None}
+    if request.param == "qwen3_5":
+        shape["layer_types"] = ["linear_attention", "full_attention"]
+    return World(make_target(request.param, **shape))
 
 
 @pytest.mark.slow

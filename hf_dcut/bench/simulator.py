@@ -145,6 +145,8 @@ def _answers(traces: Sequence[Trace]) -> Tensor:
 class _RecordedCache:
     """Knows which request is in each slot, int64 [slots], where the real one has its K/V."""
 
+    recurrent = False
+
     def __init__(self, slots: int, length: int):
         self.slots, self.length = slots, length
         self.holder = torch.zeros(slots, dtype=torch.int64)

@@ -134,6 +134,29 @@ def test_prompt_lookup_is_a_drafter_too(model: PreTrainedModel, inputs: Inputs, 
     assert torch.equal(output.sequences, expected)
 
 
+@pytest.mark.parametrize("place", ["call", "config", "model"])
+def test_prompt_lookup_is_asked_for_anywhere(model: PreTrainedModel, inputs: Inputs, place: str) -> None:
+    lookup, options = {"prompt_lookup_num_tokens": 3}, {**NAMED}
+    expected = model.generate(**inputs, **GREEDY)
+    if place == "call":
+        options |= lookup
+    elif place == "config":
+        options = {"generation_config": GenerationConfig(**NAMED, **lookup)}
+    else:
+        model.generation_config.update(**lookup)
+    output = model.generate(**inputs, **options, dcut=1.0)
+    assert output.stats.drafted > 0
+    assert torch.equal(output.sequences, expected)
+    if place == "config":
+        assert options["generation_config"].prompt_lookup_num_tokens == 3, "the caller's own stays as it was"
+
+
+def test_prompt_lookup_drafts_for_several_answers(model: PreTrainedModel, inputs: Inputs) -> None:
+    options = {"do_sample": True, "max_new_tokens": 8, "num_return_sequences": 2, "seed": 5}
+    plain = model.generate(**inputs, **options, dcut="none")
+    assert torch.equal(model.generate(**inputs, **options, prompt_lookup_num_tokens=3, dcut=1.0), plain)
+
+
 def test_no_drafter_is_needed_for_plain_steps(model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor) -> None:
     output = model.generate(**inputs, **NAMED, dcut="none")
     assert (output.stats.drafted_steps, output.stats.plain_steps) == (0, 7)

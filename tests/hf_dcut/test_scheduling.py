@@ -173,3 +173,34 @@ def test_a_resumed_request_copies_the_whole_prompt_and_reads_its_own_tokens() ->
     assert (resumed.decoding, resumed.length, resumed.room) == (True, 5, 5)
     resumed.append([7, 8], NONE)
     assert resumed.length == 7
+
+
+def test_a_slot_that_is_copied_whole_is_read_up_to_there_and_no_further() -> None:
+    first, second, third = (Request(id=i, prompt=[1, 2, 3, 4], max_new_tokens=9) for i in range(3))
+    other = Request(id=3, prompt=[5, 6], max_new_tokens=9)
+    everyone = live(first, other, second, third)
+    chunks = chunks_of(everyone, 99, exact=True)
+    assert [c.token.tolist() for c in chunks] == [[1, 2, 3]], "others must not be read before one in front of them"
+    assert not chunks[0].last
+    assert [c.token.tolist() for c in chunks_of(everyone, 2, exact=True)] == [[1, 2]]
+    first.read = 2
+    assert source_of(second, everyone, exact=True) is None
+    first.read = 3
+    assert source_of(second, everyone, exact=True) is first
+    second.read = third.read = 3
+    assert [c.token.tolist() for c in chunks_of(everyone, 99, exact=True)] == [[4], [5, 6], [4], [4]]
+    first.read = 4
+    first.append([7, 8], NONE)
+    third.read = 0
+    assert source_of(third, everyone, exact=True) is second, "the first went on from there"
+
+
+def test_a_prompt_that_went_past_what_another_wants_is_not_waited_for() -> None:
+    resumed = Request(id=0, prompt=[1, 2, 3], max_new_tokens=9, tokens=[7, 8, 9])
+    resumed.lose_slot()
+    fresh = Request(id=1, prompt=[1, 2, 3], max_new_tokens=9)
+    everyone = live(resumed, fresh)
+    assert [c.token.tolist() for c in chunks_of(everyone, 99, exact=True)] == [[1, 2]]
+    resumed.read = 4
+    assert source_of(fresh, everyone, exact=True) is None
+    assert [c.token.tolist() for c in chunks_of(everyone, 99, exact=True)] == [[8], [1, 2, 3]]

@@ -76,6 +76,7 @@ FITTING: dict[str, Callable[[], PreTrainedConfig]] = {
     "phi 3": lambda: Phi3Config(**SIZES),
     "phi 3 with longrope": lambda: Phi3Config(**SIZES, rope_parameters=LONG, original_max_position_embeddings=32),
     "olmo 2": lambda: Olmo2Config(**SIZES),
+    "qwen 3.5": lambda: Qwen3_5TextConfig(**SIZES, head_dim=16, layer_types=["linear_attention", "full_attention"]),
     "gpt 2": lambda: GPT2Config(vocab_size=101, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
 }
 # Expert layers multiply in float32 at most on a CPU.
@@ -89,10 +90,6 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     ),
     "recurrent": (
         lambda: MambaConfig(vocab_size=101, hidden_size=64, num_hidden_layers=2, state_size=4),
-        "recurrent state",
-    ),
-    "partly recurrent": (
-        lambda: Qwen3_5TextConfig(**SIZES, head_dim=16, layer_types=["linear_attention", "full_attention"]),
         "recurrent state",
     ),
     "convolutions": (lambda: Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), "layers of type conv"),
