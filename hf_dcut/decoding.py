@@ -60,7 +60,8 @@ class Decoding:
             request.listener = listener
         prompt, longest = max(len(r.prompt) for r in requests), max(r.reach for r in requests)
         stats = Stats(records=[] if generation_config.return_dict_in_generate else None)
-        with open_engine(model, drafter, self.config, len(requests), prompt, longest, stats) as engine:
+        facts = {"input_ids": [request.prompt for request in requests], "generation_config": generation_config}
+        with open_engine(model, drafter, self.config, len(requests), prompt, longest, stats, facts=facts) as engine:
             for _ in engine.run(requests):
                 pass
         return output_of(input_ids, requests, generation_config, stats)

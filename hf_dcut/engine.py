@@ -9,10 +9,9 @@ are padded and prompts lie in `attention.py`, the reach of a block in `drafters/
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from hf_dcut.acceptance import accept
 from hf_dcut.budget import NonFiniteScores, cut
@@ -27,6 +26,7 @@ from hf_dcut.drafting import Drafting
 from hf_dcut.graphs import ExactShapes
 from hf_dcut.kernels import select_path
 from hf_dcut.packing import Chunk, join, pack, pack_plain
+from hf_dcut.ranks import Ranks
 from hf_dcut.requests import Request, batch_of
 from hf_dcut.scheduling import Roster, chunks_of, common_cells, source_of
 from hf_dcut.scores import score
@@ -37,11 +37,6 @@ from hf_dcut.target import Target
 from hf_dcut.types import Batch, Committed, Cut, Drafts, Packed, Verified
 
 logger = logging.getLogger(__name__)
-
-
-def same(tensor: Tensor) -> Tensor:
-    """Returns the tensor: what all processes agree on when there is only one."""
-    return tensor
 
 
 class Engine:
@@ -56,7 +51,7 @@ class Engine:
         costs: seconds of steps, needed for the "auto" budget.
         stats: where steps are counted.
         shapes: sizes a step may have.
-        agree: makes a tensor the same on all processes.
+        ranks: the processes that hold the target; this one alone when None.
     """
 
     def __init__(
@@ -69,19 +64,23 @@ class Engine:
         costs: CostTable | None,
         stats: Stats,
         shapes: ExactShapes | None = None,
-        agree: Callable[[Tensor], Tensor] = same,
+        ranks: Ranks | None = None,
     ):
         self.target, self.cache, self.depth = target, cache, depth
         self.config, self.costs, self.stats = config, costs, stats
-        self.shapes, self.agree = shapes or ExactShapes(), agree
-        self.drafting = Drafting(drafter, depth, config, target.vocabulary, agree)
+        self.shapes, self.ranks = shapes or ExactShapes(), ranks or Ranks()
+        together = self.ranks.size > 1
+        self.drafting = Drafting(drafter, depth, config, target.vocabulary, self.ranks.agree, strict=together)
         self.roster = Roster(cache.slots)
         self.reading = config.max_prefill_tokens
         self.skip, self.calibration = SkipRule(costs) if costs else None, Calibration()
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yields the requests as they finish."""
-        for request in requests:
+        """Yields the requests as they finish. Their seeds are the first process's."""
+        requests = list(requests)
+        (seeds,) = self.ranks.agree(torch.tensor([request.seed for request in requests], dtype=torch.int64))
+        for request, seed in zip(requests, seeds.tolist(), strict=True):
+            request.seed = seed
             self.roster.add(request)
         while self.busy:
             yield from self.step()
@@ -136,6 +135,10 @@ class Engine:
     def _shrink(self, error: torch.OutOfMemoryError) -> list[Request]:
         """Halves what a step may hold, after one did not fit into memory; returns a request for which nothing helps."""
         roster = self.roster
+        if self.ranks.size > 1:
+            # The others are in the middle of a forward that this process has left.
+            error.add_note("the model lies in several processes: lower max_batch_size or max_prefill_tokens")
+            raise error
         if len(roster.live) == 1 and self.reading == 1:
             (request,) = roster.live
             if not request.isolated:
@@ -200,9 +203,11 @@ class Engine:
     def _settle(self, row: Verified, requests: Sequence[Request], watch: Stopwatch) -> Committed:
         """Returns what became part of the requests of the row, in its order."""
         choice = choose(row.logits, row.packed, requests, row.proposal)
-        verdict = accept(self.agree(choice.token), row.packed)
+        verdict = accept(*self.ranks.agree(choice.token), row.packed)
         watch.lap("accept")
         committed = commit(verdict, row.packed, choice, row.logits, row.taps, requests, self.cache)
+        if any(request.walked for request in requests):
+            self.ranks.check({"logits_processor": [request.finish_reason for request in requests]})
         watch.lap("commit")
         self.drafting.observe(committed)
         watch.lap("observe")
@@ -256,7 +261,7 @@ class Engine:
             return
         kv_length = max(request.length for request in decoding)
         if not self.config.deterministic:
-            self.costs.observe(rows, total if chosen else 0, seconds["total"], kv_length)
+            self.costs.observe(rows, total if chosen else 0, self.ranks.number(seconds["total"]), kv_length)
         if chosen and self.skip:
             self.skip.observe(rows, total, sum(committed.added), kv_length)
             self.calibration.observe(chosen.promised, sum(committed.accepted))

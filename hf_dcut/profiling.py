@@ -54,8 +54,8 @@ def measure_costs(
         batch_sizes: numbers of requests, at most the cache's slots.
         kv_length: cells in use while measuring.
     """
-    depth = costs.draft_tokens
-    engine = Engine(target, cache, BoundWrapped(drafter, _whole_blocks), depth, config, None, Stats())
+    depth, ranks = costs.draft_tokens, target.ranks
+    engine = Engine(target, cache, BoundWrapped(drafter, _whole_blocks), depth, config, None, Stats(), ranks=ranks)
     engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:
@@ -66,14 +66,15 @@ def measure_costs(
         ratios = (total / (requests * (depth + 1)),) if total else None
         engine.advance(fake, ratios)
 
-    missing = costs.missing(batch_sizes, totals, kv_length)
+    missing = ranks.share(lambda: costs.missing(batch_sizes, totals, kv_length))
     if not missing:
         return 0.0
-    seconds = costs.measure(missing, kv_length, step)
+    seconds = costs.measure(missing, kv_length, step, ranks.clock)
     for slot in range(cache.slots):
         cache.free(slot)
         drafter.free(slot)
-    costs.save()
+    if ranks.index == 0:
+        costs.save()
     return seconds
 
 

@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_dcut.attention import UnsupportedAttention, packed_attention
 from hf_dcut.cache import LayerShape, SlotCache
+from hf_dcut.ranks import Ranks
 from hf_dcut.types import Packed
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -37,13 +38,16 @@ class Target:
         model: any causal language model of Transformers with full or sliding attention layers.
         taps: decoder layers (0-based) to collect the output of.
 
+    Attributes:
+        ranks: the processes that hold the model.
+
     Raises:
         ValueError: the model's layers, RoPE or attention do not fit packed verification.
     """
 
     def __init__(self, model: PreTrainedModel, taps: Sequence[int] = ()):
         check_model(model)
-        self.model, self.taps = model, tuple(taps)
+        self.model, self.taps, self.ranks = model, tuple(taps), Ranks.of(model)
         self._open = ExitStack()
 
     @property

@@ -18,12 +18,12 @@ STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "co
 ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config"),
     "kernels",
-    *("cache", "attention", "noise", "text", "requests", "tiers"),
+    *("cache", "attention", "noise", "ranks", "text", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "graphs", "selecting"),
     *("drafting", "scheduling", "engine", "profiling", "memory", "assembly", "regeneration", "taps"),
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
-    *("batch_records", "intake", "batching", "manager", "parallel"),
+    *("batch_records", "intake", "parallel", "batching", "manager"),
     "",
     *("bench", "jobs", "training", "train_command", "evaluate_command", "app", "cli"),
 )

@@ -56,7 +56,7 @@ def model_faults(drafter: DFlashModel, target: PreTrainedModel) -> list[str]:
     if drafter.embed_tokens is None and config.input_embedding_scale is not None and raw_table(target) is None:
         faults.append(
             f"the drafter reads the target's embedding table, and {type(embeddings).__name__} has no plain one: load "
-            "the target without quantising its embeddings"
+            "the target without quantising or sharding its embeddings"
         )
     if drafter.lm_head is None and target.get_output_embeddings() is None:
         faults.append(

@@ -78,7 +78,8 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
 def raw_table(target: PreTrainedModel) -> Tensor | None:
     """Returns the target's embedding table [rows, hidden]; None where it is no plain table of numbers."""
     table = getattr(target.get_input_embeddings(), "weight", None)
-    return table if isinstance(table, Tensor) and table.ndim == 2 and table.is_floating_point() else None
+    plain = type(table) in (Tensor, nn.Parameter)
+    return table if plain and table.ndim == 2 and table.is_floating_point() else None
 
 
 def _embedding(model: DFlashModel, target: PreTrainedModel) -> Function:
