@@ -31,7 +31,7 @@ from hf_dcut.engine import Engine
 from hf_dcut.generation import prepare
 from hf_dcut.memory import fitting_length
 from hf_dcut.processors import own_copies
-from hf_dcut.ranks import Ranks
+from hf_dcut.ranks import Ranks, settings
 from hf_dcut.requests import OWN_FAULTS, Request
 from hf_dcut.seeds import Seeds
 from hf_dcut.stats import Stats
@@ -102,7 +102,10 @@ class Intake:
         """Gives an engine with as many slots as are wanted and fit."""
         assert self.max_length is not None
         slots, longest = self.max_batch_size, self.max_length
-        facts = {"inputs": self._given, "options": (self.options, self.generation_config, self.seed)}
+        facts = {
+            "inputs": self._given,
+            "options": (settings(self.options), settings(self.generation_config), self.seed),
+        }
         with open_engine(
             self.model, self.drafter, self.config, slots, 1, longest, stats, fit=True, facts=facts
         ) as engine:
@@ -246,7 +249,7 @@ def _facts(given: object) -> tuple[object, ...]:
     """Returns what an input asks for, without objects that print differently in each process."""
     if not isinstance(given, BatchRequest):
         return (given,)
-    return given.input_ids, given.request_id, given.generation_config, given.seed, given.priority
+    return given.input_ids, given.request_id, settings(given.generation_config), given.seed, given.priority
 
 
 def checked_ids(prompt: object, vocabulary: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -123,13 +123,16 @@ class Ranks:
         own = torch.tensor([int.from_bytes(d, "big", signed=True) for d in digests], device=self.device)
         every = [torch.empty_like(own) for _ in range(self.size)]
         distributed.all_gather(every, own, group=self.group)
-        apart = [n for n, row in enumerate(zip(*(e.tolist() for e in every), strict=True)) if len(set(row)) > 1]
-        if apart:
-            named = list(facts.items())
-            told = "; ".join(f"{named[n][0]}, here {_short(named[n][1])}" for n in apart)
+        equal = torch.stack(every).eq(own).all(dim=0).tolist()
+        apart = {name: fact for (name, fact), same in zip(facts.items(), equal, strict=True) if not same}
+        # The same in all processes: what differs between two of them differs from somebody's in each.
+        if not all(equal):
+            held: list[Any] = [None] * self.size
+            distributed.all_gather_object(held, apart, group=self.group)
+            told = "; ".join(f"{name}: {_told([others[name] for others in held])}" for name in apart)
             raise ValueError(
-                f"the {self.size} processes that hold this model together were given different things: {told} "
-                f"(process {self.index}). Call with the same arguments in all of them, in the same environment"
+                f"the {self.size} processes that hold this model together were given different things. {told}. Call "
+                "with the same arguments in all of them, in the same environment"
             )
 
     def agreed(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
@@ -151,6 +154,15 @@ class _Agreed(StoppingCriteria):
         return self.ranks.agree(met)[0]
 
 
+def settings(options: object) -> dict[str, object]:
+    """Returns the numbers, strings and switches among options: a `GenerationConfig`, a dict, or None.
+
+    Other things may print differently in each process.
+    """
+    fields = options if isinstance(options, dict) else getattr(options, "__dict__", {})
+    return {k: v for k, v in sorted(fields.items()) if isinstance(v, str | int | float) and not k.startswith("_")}
+
+
 def _check_heads(model: PreTrainedModel, size: int) -> None:
     """Raises ValueError unless every process has as many attention heads as the others."""
     config = model.config.get_text_config(decoder=True)
@@ -164,6 +176,12 @@ def _check_heads(model: PreTrainedModel, size: int) -> None:
             )
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _told(facts: Sequence[Any]) -> str:
+    """Returns what each process has, of dicts only what differs."""
+    if all(isinstance(fact, dict) for fact in facts):
+        keys = sorted({key for fact in facts for key in fact})
+        apart = [key for key in keys if any(fact.get(key) != facts[0].get(key) for fact in facts)]
+        facts = [{key: fact.get(key) for key in apart} for fact in facts]
+    texts = [repr(fact) for fact in facts]
+    shown = [text if len(text) <= 80 else f"{text[:77]}..." for text in texts]
+    return ", ".join(f"process {number} has {text}" for number, text in enumerate(shown))

@@ -26,6 +26,7 @@ import hf_dcut
 from hf_dcut import BatchRequest, DCutConfig, OracleDrafter, PromptLookupDrafter
 from hf_dcut.assembly import open_engine
 from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.parallel import Replicas
 
 RANK, SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 LENGTHS = (3, 9, 5, 1, 12)
@@ -48,23 +49,10 @@ def padded() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": (torch.arange(width) >= width - torch.tensor(LENGTHS)[:, None]).long()}
 
 
-def drafters(model: PreTrainedModel) -> dict[str, Any]:
-    """Returns a drafter that is often right, one that borrows the target's embeddings and head, and one without model."""
-    plain = model.generate(**padded(), max_new_tokens=NEW, do_sample=False)
-    said = {tuple(p): row[max(LENGTHS) :].tolist() for p, row in zip(prompts(), plain, strict=True)}
-    return {
-        "oracle": OracleDrafter(said, 5, (0.3, 0.9, 1.0)),
-        "dflash": DFlashDrafter.random(
-            model.config, taps=(0, 2), mask_token_id=3, block_size=4, layers=1, dtype=torch.float64
-        ),
-        "lookup": PromptLookupDrafter(3),
-    }
-
-
-def texts(model: PreTrainedModel, drafter: Any, dcut: Any, **options: Any) -> list[list[int]]:
-    options = {"max_new_tokens": NEW, "do_sample": False} | options
+def texts(model: PreTrainedModel, drafter: Any, dcut: Any, count: int = 24, **options: Any) -> list[list[int]]:
+    options = {"do_sample": False, "max_new_tokens": count} | options
     out = model.generate(**padded(), assistant_model=drafter, dcut=dcut, return_dict_in_generate=True, **options)
-    assert sum(r.requests != [] for r in out.stats.records) > 10
+    assert "max_time" in options or any(sum(record.drafted) for record in out.stats.records)
     return out.sequences[:, max(LENGTHS) :].tolist()
 
 
@@ -88,42 +76,56 @@ def refusal(call: Callable[[], Any]) -> str:
 
 
 def together(folder: str, out: Path) -> dict[str, Any]:
-    """What one process and several must answer alike."""
+    """What one process and several must answer alike, and what only the several."""
     if SIZE > 1 and "qwen3" in folder:
         Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=SIZE))
     model = load(folder)
-    proposers = drafters(model)
-    auto = {"cost_table": str(out / f"costs-{RANK}.json"), "ratios": (0.5, 1.0)}
-    sampling = {"do_sample": True, "temperature": 0.9, "top_k": 20, "seed": 5}
-    requests = [
-        BatchRequest(prompt, priority=i % 3, seed=11 if i == 2 else None)
-        for i, prompt in enumerate(prompts((*LENGTHS, 7, 2)))
-    ]
-    job = {"max_batch_size": 3, "do_sample": True, "top_k": 10, "max_new_tokens": 60, "progress_bar": False}
-    equal = {
-        **{f"greedy {name}": texts(model, drafter, auto) for name, drafter in proposers.items()},
-        "half": texts(model, proposers["oracle"], 0.5),
-        "sampled": texts(model, proposers["oracle"], auto, **sampling),
-        "drawn": texts(model, proposers["dflash"], DCutConfig(budget=0.5, proposals="sampled"), **sampling),
-        "walked": texts(model, proposers["oracle"], 0.5, prefix_allowed_tokens_fn=lambda row, ids: range(3, 101, 2)),
-        "batch": [r.generated_tokens for r in hf_dcut.generate_batch(
-            model, requests, assistant_model=proposers["oracle"], dcut=0.5, seed=3, **job).values()],
-    }  # fmt: skip
     plain = model.generate(**padded(), max_new_tokens=NEW, do_sample=False)[:, max(LENGTHS) :].tolist()
-    assert all(equal[f"greedy {name}"] == plain for name in proposers)
-    # Without a seed, and with criteria that toss a coin, only the processes among themselves are equal.
-    own = {
-        "sampled": texts(model, proposers["oracle"], 0.5, do_sample=True, stopping_criteria=[Coin()]),
-        "timed": texts(model, proposers["lookup"], 0.5, max_time=0.3 + 0.5 * RANK),
-        "batch": [r.generated_tokens for r in hf_dcut.generate_batch(
-            model, requests[3:], assistant_model=proposers["oracle"], dcut=0.5, **job).values()],
-    }  # fmt: skip
-    with open_engine(model, proposers["oracle"], DCutConfig.of(auto), 4, 12, 212) as engine:
-        heads = [layer.keys.shape[2] for layer in engine.cache.layers]
+    said = {tuple(prompt): row for prompt, row in zip(prompts(), plain, strict=True)}
+    oracle, lookup = OracleDrafter(said, 5, (0.3, 0.9, 1.0)), PromptLookupDrafter(3)
+    # Borrows the target's embeddings and head.
+    dflash = DFlashDrafter.random(
+        model.config, taps=(0, 1), mask_token_id=3, block_size=3, layers=1, dtype=torch.float64
+    )
+    rows = {b: {0: 1.0, b: 1.2, 3 * b: 1.3, 6 * b: 1.0 + b / 4} for b in (1, 2, 4)}
+    table = {"cost_table": hf_dcut.CostTable.from_rows(rows, 5), "ratios": (0.5, 1.0), "deterministic": True}
+    measured = {"cost_table": str(out / f"costs-{RANK}.json"), "ratios": (1.0,)}
+    sampling = {"do_sample": True, "temperature": 0.9, "top_k": 20, "seed": 5}
+    job = {"max_batch_size": 3, "do_sample": True, "top_k": 10, "max_new_tokens": 20, "progress_bar": False}
+
+    def batch(**options: Any) -> list[list[int]]:
+        given = [BatchRequest(p, priority=i % 3, seed=11 if i == 2 else None) for i, p in enumerate(prompts())]
+        results = hf_dcut.generate_batch(model, given, assistant_model=oracle, dcut=0.5, **job, **options)
+        return [result.generated_tokens for result in results.values()]
+
+    def even(row: int, ids: torch.Tensor) -> list[int]:
+        return list(range(4, 101, 2))
+
+    equal = {
+        "oracle": texts(model, oracle, table, NEW),
+        "dflash": texts(model, dflash, measured),
+        "lookup": texts(model, lookup, 0.5),
+        "sampled": texts(model, oracle, table, NEW, **sampling),
+        "drawn": texts(model, dflash, DCutConfig(budget=0.5, proposals="sampled"), **sampling),
+        "walked": texts(model, oracle, 0.5, 12, prefix_allowed_tokens_fn=even),
+        "batch": batch(seed=3),
+    }
+    assert equal["oracle"] == plain
+    # Without a seed, with a clock or a coin, only the processes among themselves are equal.
+    own: dict[str, Any] = {
+        "sampled": texts(model, oracle, 0.5, do_sample=True),
+        "tossed": texts(model, oracle, 0.5, stopping_criteria=[Coin()]),
+        "timed": texts(model, oracle, 0.5, NEW, max_time=1.0),
+        "batch": batch(),
+    }
+    with open_engine(model, dflash, DCutConfig.of(measured), 4, 12, 36) as engine:
         assert engine.costs is not None
-        own |= {"heads": heads, "seconds": str(engine.costs.seconds), "print": engine.costs.fingerprint}
+        heads = [layer.keys.shape[2] for layer in engine.cache.layers]
+        own |= {"heads": heads, "seconds": str(engine.costs.seconds)}
+        own["processes"] = engine.costs.fingerprint["tensor_parallel"]
+        own["written"] = [(out / f"costs-{rank}.json").exists() for rank in range(2)]
     if SIZE > 1:
-        own["refused"] = refusals(model, proposers["lookup"])
+        own["refused"] = refusals(model, lookup)
     return {"equal": equal, "own": own}
 
 
@@ -131,16 +133,16 @@ def refusals(model: PreTrainedModel, drafter: Any) -> dict[str, str]:
     """What is told when the processes are given different things."""
     from importlib import metadata
 
-    def call(dcut: Any = 0.5, shift: int = 0) -> Any:
-        return model.generate(
-            torch.tensor([[5, 6, 7 + shift]]), assistant_model=drafter, dcut=dcut, max_new_tokens=4, do_sample=False
-        )
+    def call(dcut: Any = 0.5, shift: int = 0, **options: Any) -> Any:
+        options |= {"max_new_tokens": 4, "do_sample": False}
+        return model.generate(torch.tensor([[5, 6, 7 + shift]]), assistant_model=drafter, dcut=dcut, **options)
 
     table = hf_dcut.CostTable.from_rows({1: {0: 1.0, 1: 1.0, 4: 1.0 + RANK}}, 3)
     found = {
         "prompts": refusal(lambda: call(shift=RANK)),
         "budget": refusal(lambda: call(dcut=0.5 + 0.25 * RANK)),
         "tables": refusal(lambda: call(dcut={"cost_table": table})),
+        "options": refusal(lambda: call(min_new_tokens=1 + RANK)),
         "inputs": refusal(lambda: hf_dcut.generate_batch(model, [[5], [6 + RANK]], assistant_model=drafter, dcut=0.5)),
         "manager": refusal(lambda: hf_dcut.BatchManager(model, max_length=9, assistant_model=drafter)),
     }
@@ -180,6 +182,7 @@ def replicas(folder: str, out: Path, tensor_parallel: int = 1) -> dict[str, Any]
         "several": answers(requests[:3], seed=4, num_return_sequences=2),
         "unseeded": answers(requests),
         "one": answers(requests[:1], seed=4),
+        "share": Replicas(model, accelerator).share(range(7)),
         "failing": {name: result.error for name, result in failing.items()},
     }
 
