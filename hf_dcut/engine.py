@@ -69,10 +69,8 @@ class Engine:
         self.target, self.cache, self.depth = target, cache, depth
         self.config, self.costs, self.stats = config, costs, stats
         self.shapes, self.ranks = shapes or ExactShapes(), ranks or Ranks()
-        together = self.ranks.size > 1
-        self.drafting = Drafting(drafter, depth, config, target.vocabulary, self.ranks.agree, strict=together)
-        self.roster = Roster(cache.slots)
-        self.reading = config.max_prefill_tokens
+        self.drafting = Drafting(drafter, depth, config, target.vocabulary, self.ranks.agree, self.ranks.size > 1)
+        self.roster, self.reading = Roster(cache.slots), config.max_prefill_tokens
         self.skip, self.calibration = SkipRule(costs) if costs else None, Calibration()
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
@@ -136,8 +134,7 @@ class Engine:
         """Halves what a step may hold, after one did not fit into memory; returns a request for which nothing helps."""
         roster = self.roster
         if self.ranks.size > 1:
-            # The others are in the middle of a forward that this process has left.
-            error.add_note("the model lies in several processes: lower max_batch_size or max_prefill_tokens")
+            error.add_note("several processes hold the model, and cannot go back: lower max_batch_size")
             raise error
         if len(roster.live) == 1 and self.reading == 1:
             (request,) = roster.live

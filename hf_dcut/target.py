@@ -117,7 +117,14 @@ def check_model(model: PreTrainedModel) -> None:
     devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
     if len(devices) > 1:
         raise ValueError(
-            f"{name} is spread over devices {sorted(devices)}: dcut needs it on one. Load it with device_map=None"
+            f"{name} is spread over devices {sorted(devices)} by device_map, which keeps one of them busy at a time: "
+            "load it on one with device_map={'': 0}, or split its layers with "
+            "distributed_config=DistributedConfig(tp_size=N)"
+        )
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ValueError(
+            f"{name} has weights that are offloaded to memory or disk, which every step would fetch again: load it "
+            "whole on one device, with device_map={'': 0} or device_map={'': 'cpu'}"
         )
     _checked[model] = _compare_with_stock(model)
 
