@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
@@ -159,7 +159,7 @@ def _facts(target: Target, drafter: Drafter | None, config: DCutConfig) -> dict[
     given = config.cost_table if isinstance(config.cost_table, CostTable) else None
     found = fingerprint(target, drafter) if drafter else machine_fingerprint(target.device)
     found["cost_table"] = "measured here" if given is None else (given.draft_tokens, given.seconds)
-    found["dcut"], found["hf_dcut"] = replace(config, cost_table="auto"), metadata.version("hf-dcut")
+    found["dcut"], found["hf_dcut"] = asdict(replace(config, cost_table="auto")), metadata.version("hf-dcut")
     # Machines may differ in what makes them faster or slower, not in what decides tokens.
     return {name: fact for name, fact in found.items() if name not in ("device", "cores", "threads")}
 

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
 Value = TypeVar("Value")
-# What Transformers and Accelerate call the dimension of a device mesh along which layers are split.
-TENSOR_PARALLEL = "tp"
+# What Transformers and Accelerate call dimensions of a device mesh: layers are split along one, copied along the other.
+TENSOR_PARALLEL, REPLICAS = "tp", "dp_replicate"
 
 
 class Ranks:
@@ -57,14 +58,17 @@ class Ranks:
                 f"{name} was loaded in several processes, whose process group is gone: generate before "
                 "torch.distributed.destroy_process_group(), or load the model again"
             )
-        foreign = {w.device_mesh.mesh_dim_names for w in weights} - {(TENSOR_PARALLEL,)}
-        if foreign:
-            found = " and ".join(sorted(map(str, foreign)))
+        meshes = {weight.device_mesh for weight in weights}
+        split = {d for mesh in meshes for d, n in zip(_dimensions(mesh), mesh.shape, strict=True) if n > 1}
+        if split - {TENSOR_PARALLEL, REPLICAS}:
             raise ValueError(
-                f"{name} has weights split over the mesh dimensions {found}: dcut runs models that are whole or split "
-                f"over {(TENSOR_PARALLEL,)}. Load it with distributed_config=DistributedConfig(tp_size=N)"
+                f"{name} has weights split over the mesh dimensions {sorted(split)}: dcut runs models that are "
+                f"whole, or split over {TENSOR_PARALLEL!r}. Load it with distributed_config=DistributedConfig(tp_size=N)"
             )
-        ranks = cls(weights[0].device_mesh.get_group(), weights[0].device)
+        mesh = next((mesh for mesh in meshes if TENSOR_PARALLEL in _dimensions(mesh)), None)
+        if mesh is None:
+            return cls()
+        ranks = cls(mesh.get_group(TENSOR_PARALLEL), weights[0].device)
         if any(isinstance(w, DTensor) for n, w in model.named_parameters() if ".k_proj." in n):
             _check_heads(model, ranks.size)
         return ranks
@@ -161,6 +165,10 @@ def settings(options: object) -> dict[str, object]:
     """
     fields = options if isinstance(options, dict) else getattr(options, "__dict__", {})
     return {k: v for k, v in sorted(fields.items()) if isinstance(v, str | int | float) and not k.startswith("_")}
+
+
+def _dimensions(mesh: DeviceMesh) -> tuple[str, ...]:
+    return mesh.mesh_dim_names or ("unnamed",) * mesh.ndim
 
 
 def _check_heads(model: PreTrainedModel, size: int) -> None:

@@ -96,6 +96,11 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 def check_model(model: PreTrainedModel) -> None:
     """Raises ValueError, naming what it found, unless packed rows of this model equal its stock forward."""
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has weights that are offloaded to memory or disk, which every step would fetch "
+            "again: load it whole on one device, with device_map={'': 0} or device_map={'': 'cpu'}"
+        )
     kind = model.device.type
     if torch.is_autocast_enabled(kind):
         _check_dtypes(model, {model.dtype, torch.get_autocast_dtype(kind)})
@@ -121,11 +126,7 @@ def check_model(model: PreTrainedModel) -> None:
             "load it on one with device_map={'': 0}, or split its layers with "
             "distributed_config=DistributedConfig(tp_size=N)"
         )
-    if any(weight.is_meta for weight in model.parameters()):
-        raise ValueError(
-            f"{name} has weights that are offloaded to memory or disk, which every step would fetch again: load it "
-            "whole on one device, with device_map={'': 0} or device_map={'': 'cpu'}"
-        )
+    Ranks.of(model)
     _checked[model] = _compare_with_stock(model)
 
 

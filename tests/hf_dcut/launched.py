@@ -5,6 +5,7 @@ Each process writes what it got to OUT/SCENARIO-<rank>.json. Global seeds and cl
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,7 @@ class Coin(StoppingCriteria):
         self.random = random.Random(RANK)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **others: Any) -> torch.Tensor:
-        return torch.tensor([self.random.random() < 0.05] * len(input_ids))
+        return torch.tensor([self.random.random() < 0.3] * len(input_ids))
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -87,6 +89,8 @@ def together(folder: str, out: Path) -> dict[str, Any]:
     dflash = DFlashDrafter.random(
         model.config, taps=(0, 1), mask_token_id=3, block_size=3, layers=1, dtype=torch.float64
     )
+    raw = DFlashDrafter(copy.deepcopy(dflash.model))
+    raw.model.config = replace(raw.model.config, input_embedding_scale=1.0)
     rows = {b: {0: 1.0, b: 1.2, 3 * b: 1.3, 6 * b: 1.0 + b / 4} for b in (1, 2, 4)}
     table = {"cost_table": hf_dcut.CostTable.from_rows(rows, 5), "ratios": (0.5, 1.0), "deterministic": True}
     measured = {"cost_table": str(out / f"costs-{RANK}.json"), "ratios": (1.0,)}
@@ -104,6 +108,7 @@ def together(folder: str, out: Path) -> dict[str, Any]:
     equal = {
         "oracle": texts(model, oracle, table, NEW),
         "dflash": texts(model, dflash, measured),
+        "raw rows": texts(model, raw, 0.5),
         "lookup": texts(model, lookup, 0.5),
         "sampled": texts(model, oracle, table, NEW, **sampling),
         "drawn": texts(model, dflash, DCutConfig(budget=0.5, proposals="sampled"), **sampling),

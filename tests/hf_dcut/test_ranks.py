@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel, StoppingCriteriaList
 from transformers.generation import MaxTimeCriteria
 
 from hf_dcut.ranks import Ranks, settings
+from hf_dcut.target import Target
 
 SCRIPT = Path(__file__).with_name("launched.py")
 Launch = Callable[..., list[dict[str, Any]]]
@@ -47,6 +50,8 @@ def test_what_chance_and_clocks_decide_is_decided_once(two: Any) -> None:
     for name in ("sampled", "tossed", "timed", "batch"):
         assert first["own"][name] == second["own"][name], name
     assert first["own"]["sampled"] != alone["own"]["sampled"]
+    # The first process's coin ends requests at their fourth token, the second's at their first.
+    assert [len([token for token in row if token]) for row in first["own"]["tossed"]] == [4] * 5
 
 
 @pytest.mark.slow
@@ -70,13 +75,10 @@ def test_what_differs_between_processes_is_named_in_both(two: Any) -> None:
     told = first["own"]["refused"]
     assert told == second["own"]["refused"]
     assert "input_ids: process 0 has [[5, 6, 7]], process 1 has [[5, 6, 8]]. Call with the same" in told["prompts"]
-    assert "budget=0.5" in told["budget"]
-    assert "budget=0.75" in told["budget"]
+    assert "dcut: process 0 has {'budget': 0.5}, process 1 has {'budget': 0.75}" in told["budget"]
     assert "cost_table: process 0 has (3, {0: {1: {0: 1.0" in told["tables"]
     assert "inputs: process 0 has [([5],), ([6],)], process 1 has [([5],), ([7],)]" in told["inputs"]
-    assert (
-        "generation_config: process 0 has {'min_new_tokens': 1}, process 1 has {'min_new_tokens': 2}" in told["options"]
-    )
+    assert "generation_config: process 0 has {'min_length': 4, 'min_new_tokens': 1}, process 1" in told["options"]
     assert "hf_dcut: process 0 has '0', process 1 has '1'" in told["versions"]
     assert "use generate_batch or iterate_batch" in told["manager"]
     assert "whose process group is gone" in told["group"]
@@ -131,6 +133,58 @@ def test_one_process_agrees_with_itself() -> None:
     assert ranks.agreed(criteria) is criteria
 
 
+class Pair(Ranks):
+    """Two processes of which the other says the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 2
+
+    def agree(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tensors
+
+    def least(self, value: int) -> int:
+        return value - 1
+
+    def check(self, facts: Mapping[str, object]) -> None: ...
+
+
+@pytest.fixture
+def pair(tiny_llama: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
+    """A model that two processes seem to hold."""
+    monkeypatch.setattr(Ranks, "of", classmethod(lambda cls, model: Pair()))
+    return tiny_llama()
+
+
+def test_what_one_process_cannot_go_on_from_alone_is_raised(
+    pair: PreTrainedModel, stub_drafter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(batch: Any) -> Any:
+        raise RuntimeError("a drafter's own")
+
+    prompts = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    options = {"dcut": 0.5, "do_sample": False, "max_new_tokens": 4}
+    with pytest.raises(RuntimeError, match="a drafter's own"):
+        pair.generate(prompts, assistant_model=stub_drafter(3, fail), **options)
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Target, "forward", full)
+    with pytest.raises(torch.OutOfMemoryError) as told:
+        pair.generate(prompts, prompt_lookup_num_tokens=3, **options)
+    assert "cannot go back: lower max_batch_size" in "".join(told.value.__notes__)
+
+
+def test_two_processes_share_the_memory_of_a_cpu(pair: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Free:
+        available = 1000
+
+    monkeypatch.setattr("psutil.virtual_memory", Free)
+    with pytest.raises(MemoryError, match="but 499 bytes are free on cpu"):
+        pair.generate(torch.tensor([[5]]), dcut="none", do_sample=False, max_new_tokens=40)
+
+
 def test_a_whole_model_is_of_one_process(tiny_llama: Callable[..., PreTrainedModel]) -> None:
     ranks = Ranks.of(tiny_llama())
     assert (ranks.size, ranks.index, ranks.leader) == (1, 0, 0)
@@ -143,20 +197,16 @@ def test_settings_are_what_prints_alike_everywhere() -> None:
     assert settings(None) == {}
 
 
-def test_weights_that_are_split_otherwise(tiny_llama: Callable[..., PreTrainedModel]) -> None:
-    from torch import distributed
-    from torch.distributed.tensor import Shard, distribute_tensor
-
+@pytest.mark.parametrize(("names", "told"), [(("fsdp",), r"\['fsdp'\]"), (None, r"\['unnamed'\]")])
+def test_weights_that_are_split_otherwise(
+    tiny_llama: Callable[..., PreTrainedModel], names: tuple[str] | None, told: str
+) -> None:
     model = tiny_llama()
-    store = distributed.HashStore()
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
-        mesh = distributed.init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
-        weight = distribute_tensor(model.lm_head.weight.detach(), mesh, [Shard(0)])
-        model.lm_head.weight = nn.Parameter(weight)
-        with pytest.raises(
-            ValueError, match=r"mesh dimensions \('fsdp',\): dcut runs .* DistributedConfig\(tp_size=N\)"
-        ):
+        mesh = distributed.init_device_mesh("cpu", (2,), mesh_dim_names=names)
+        model.lm_head.weight = nn.Parameter(distribute_tensor(model.lm_head.weight.detach(), mesh, [Shard(0)]))
+        with pytest.raises(ValueError, match=rf"mesh dimensions {told}: dcut runs .*DistributedConfig\(tp_size=N\)"):
             model.generate(torch.tensor([[5]]), prompt_lookup_num_tokens=3, dcut=0.5)
     finally:
         distributed.destroy_process_group()
