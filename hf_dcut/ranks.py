@@ -62,12 +62,13 @@ class Ranks:
         split = {d for mesh in meshes for d, n in zip(_dimensions(mesh), mesh.shape, strict=True) if n > 1}
         if split - {TENSOR_PARALLEL, REPLICAS}:
             raise ValueError(
-                f"{name} has weights split over the mesh dimensions {sorted(split)}: dcut runs models that are "
-                f"whole, or split over {TENSOR_PARALLEL!r}. Load it with distributed_config=DistributedConfig(tp_size=N)"
+                f"{name} has weights split over the mesh dimensions {sorted(split)}: dcut runs whole models, and "
+                f"those split over {TENSOR_PARALLEL!r}. Load it with distributed_config=DistributedConfig(tp_size=N)"
             )
-        mesh = next((mesh for mesh in meshes if TENSOR_PARALLEL in _dimensions(mesh)), None)
-        if mesh is None:
+        parallel = [mesh for mesh in meshes if TENSOR_PARALLEL in _dimensions(mesh)]
+        if not parallel:
             return cls()
+        mesh = min(parallel, key=lambda mesh: mesh.ndim)
         ranks = cls(mesh.get_group(TENSOR_PARALLEL), weights[0].device)
         if any(isinstance(w, DTensor) for n, w in model.named_parameters() if ".k_proj." in n):
             _check_heads(model, ranks.size)

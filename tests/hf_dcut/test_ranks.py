@@ -206,7 +206,9 @@ def test_weights_that_are_split_otherwise(
     try:
         mesh = distributed.init_device_mesh("cpu", (2,), mesh_dim_names=names)
         model.lm_head.weight = nn.Parameter(distribute_tensor(model.lm_head.weight.detach(), mesh, [Shard(0)]))
-        with pytest.raises(ValueError, match=rf"mesh dimensions {told}: dcut runs .*DistributedConfig\(tp_size=N\)"):
+        with pytest.raises(
+            ValueError, match=rf"mesh dimensions {told}: dcut runs whole models.*DistributedConfig\(tp_size=N\)"
+        ):
             model.generate(torch.tensor([[5]]), prompt_lookup_num_tokens=3, dcut=0.5)
     finally:
         distributed.destroy_process_group()
