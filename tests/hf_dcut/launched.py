@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, ParallelismConfig
+from accelerate import Accelerator
 from torch import distributed
 from transformers import AutoModelForCausalLM, PreTrainedModel, StoppingCriteria
 from transformers.distributed import DistributedConfig
@@ -80,7 +80,7 @@ def refusal(call: Callable[[], Any]) -> str:
 def together(folder: str, out: Path) -> dict[str, Any]:
     """What one process and several must answer alike, and what only the several."""
     if SIZE > 1 and "qwen3" in folder:
-        Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=SIZE))
+        Accelerator(cpu=True)
     model = load(folder)
     plain = model.generate(**padded(), max_new_tokens=NEW, do_sample=False)[:, max(LENGTHS) :].tolist()
     said = {tuple(prompt): row for prompt, row in zip(prompts(), plain, strict=True)}

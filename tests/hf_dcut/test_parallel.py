@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import hf_dcut
 from hf_dcut.parallel import Replicas
+from hf_dcut.ranks import Ranks
 
 Launch = Callable[..., list[dict[str, Any]]]
 JOB = {"prompt_lookup_num_tokens": 3, "dcut": 0.5, "max_new_tokens": 12, "do_sample": True, "progress_bar": False}
@@ -56,6 +57,16 @@ def test_one_process_with_an_accelerator(tiny_llama: Callable[..., PreTrainedMod
 def test_something_else_than_an_accelerator(tiny_llama: Callable[..., PreTrainedModel]) -> None:
     with pytest.raises(TypeError, match=r"accelerator is a str: give an accelerate\.Accelerator, or None"):
         hf_dcut.generate_batch(tiny_llama(), [[5]], accelerator="auto", **JOB)
+
+
+def test_an_accelerator_that_does_not_know_of_the_other_processes(
+    tiny_llama: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = Ranks()
+    split.size = 2
+    monkeypatch.setattr(Ranks, "of", classmethod(lambda cls, model: split))
+    with pytest.raises(ValueError, match=r"knows of 1 process and the model lies in 2: make the Accelerator before"):
+        Replicas(tiny_llama(), Accelerator(cpu=True))
 
 
 def test_every_nth_input_is_a_replica_s() -> None:
