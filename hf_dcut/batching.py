@@ -85,8 +85,8 @@ def generate_batch(
     mine = replicas.share(list(enumerate(inputs)))
     try:
         with _run_of(mine, Intake(model, generation_config, seed=replicas.seed(seed), **arguments)) as run:
-            shown = progress_bar and replicas.main
-            bar = tqdm(run, total=len(mine), desc="hf-dcut", unit="request", disable=not shown)
+            hidden = not (progress_bar and replicas.main)
+            bar = tqdm(run, total=len(mine), desc="hf-dcut", unit="request", disable=hidden)
             for result in bar:
                 results[result.request_id] = result
                 bar.set_postfix_str(_progress(run.stats), refresh=False)

@@ -67,7 +67,8 @@ class Drafting:
                 drafts = drafter.propose(batch)
             token, parent, confidence = (x[:, : self.depth] for x in (drafts.token, drafts.parent, drafts.confidence))
             count = drafts.count.clamp_max(self.depth)
-            return Drafts(*self.agree(token, parent, count, confidence), drafts.proposal)
+            token, parent, count, confidence = self.agree(token, parent, count, confidence)
+            return Drafts(token, parent, count, confidence, drafts.proposal)
         return None
 
     def observe(self, committed: Committed) -> None:

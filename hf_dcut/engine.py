@@ -200,7 +200,8 @@ class Engine:
     def _settle(self, row: Verified, requests: Sequence[Request], watch: Stopwatch) -> Committed:
         """Returns what became part of the requests of the row, in its order."""
         choice = choose(row.logits, row.packed, requests, row.proposal)
-        verdict = accept(*self.ranks.agree(choice.token), row.packed)
+        (token,) = self.ranks.agree(choice.token)
+        verdict = accept(token, row.packed)
         watch.lap("accept")
         committed = commit(verdict, row.packed, choice, row.logits, row.taps, requests, self.cache)
         if any(request.walked for request in requests):

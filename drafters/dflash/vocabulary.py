@@ -78,8 +78,9 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
 def raw_table(target: PreTrainedModel) -> Tensor | None:
     """Returns the target's embedding table [rows, hidden]; None where it is no plain table of numbers."""
     table = getattr(target.get_input_embeddings(), "weight", None)
-    plain = type(table) in (Tensor, nn.Parameter)
-    return table if plain and table.ndim == 2 and table.is_floating_point() else None
+    if not isinstance(table, Tensor) or type(table) not in (Tensor, nn.Parameter):
+        return None
+    return table if table.ndim == 2 and table.is_floating_point() else None
 
 
 def gives_raw_rows(target: PreTrainedModel) -> bool:
