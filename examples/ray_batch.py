@@ -6,7 +6,7 @@
 Each line of the input is {"id": .., "prompt": ..}; each line under answers/ has the id, the text and how the request
 ended. `--replicas` is the one number to scale by: so many actors, each with a target, a drafter and a cost table of its
 own. Ray finds the GPUs: of this machine, or of the cluster that `ray start` made (`--address auto`), whose machines all
-see the same input and output paths.
+see the same output path.
 
 The same command goes on where it was stopped: what has an answer under answers/ is left out. A line draws with a seed
 made of its id, so its text depends neither on the number of replicas nor on the stops.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,41 +64,58 @@ class Answerer:
         return {"id": rows["id"], "text": texts, "finish_reason": ends, "error": [r.error or "" for r in results]}
 
 
+def read(file: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a file of JSON lines, their ids as text.
+
+    Raises:
+        ValueError: one is no JSON with an id.
+    """
+    lines = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            values = json.loads(line)
+            lines.append({**values, "id": str(values["id"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{file}:{number} is no JSON object with an id ({error!r}). A file of answers that was cut off can be "
+                "deleted: its lines are answered again"
+            ) from error
+    return lines
+
+
 def answered(folder: Path) -> set[str]:
     """Returns the ids that have an answer in the files of a folder."""
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    return {str(json.loads(line)["id"]) for file in files for line in file.read_text().splitlines()}
+    return {line["id"] for file in folder.glob("*.json") for line in read(file)}
 
 
-def answer(source: str, folder: Path, replicas: int, gpus: float, lines: int, **replica: Any) -> int:
+def answer(source: Path, folder: Path, replicas: int, gpus: float, lines: int, **replica: Any) -> int:
     """Answers the lines of a file that have no answer yet; returns how many those were.
 
     Args:
         source: JSON lines with "id" and "prompt".
-        folder: where the answers go, one file for every so many lines.
+        folder: where the answers go, a file for every so many lines.
         replicas: actors.
         gpus: of each of them.
         lines: that an actor is given at once, and loses if it is stopped.
         replica: arguments of `Answerer`.
     """
     done = answered(folder)
-    left = ray.data.read_json(source, lines=True).filter(lambda row: str(row["id"]) not in done).materialize()
-    count = left.count()
-    if count:
-        left.repartition(target_num_rows_per_block=lines).map_batches(
+    left = [{"id": line["id"], "prompt": line["prompt"]} for line in read(source) if line["id"] not in done]
+    if left:
+        ray.data.from_items(left, override_num_blocks=math.ceil(len(left) / lines)).map_batches(
             Answerer,
             fn_constructor_kwargs=replica,
-            batch_size=lines,
+            batch_size=None,  # a block at a time
             compute=ray.data.ActorPoolStrategy(size=replicas),
             num_gpus=gpus,
         ).write_json(str(folder), mode="append")
-    return count
+    return len(left)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Answers a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("input")
+    parser.add_argument("input", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--target", required=True)
     parser.add_argument("--drafter", default="lookup")
