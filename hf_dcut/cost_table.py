@@ -115,7 +115,7 @@ class CostTable:
         missing: dict[int, list[int]],
         kv_length: int,
         step: Callable[[int, int], None],
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> float:
         """Times the missing entries and keeps their medians; returns the seconds it took.
 
@@ -123,8 +123,9 @@ class CostTable:
             missing: {B: [T, ..]}, as `missing` returns it.
             kv_length: cells in use while measuring.
             step: runs one whole step of B requests and T packed tokens (0: plain) and waits for it.
-            clock: gives seconds.
+            clock: gives seconds; this process's when None.
         """
+        clock = clock or time.perf_counter
         begin = clock()
         bar = tqdm(missing.items(), desc="hf-dcut: measuring step costs", unit="batch size", disable=None, leave=False)
         for requests, totals in bar:

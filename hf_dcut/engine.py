@@ -75,10 +75,7 @@ class Engine:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yields the requests as they finish. Their seeds are the first process's."""
-        requests = list(requests)
-        (seeds,) = self.ranks.agree(torch.tensor([request.seed for request in requests], dtype=torch.int64))
-        for request, seed in zip(requests, seeds.tolist(), strict=True):
-            request.seed = seed
+        for request in self.ranks.seeded(requests):
             self.roster.add(request)
         while self.busy:
             yield from self.step()

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import StopStringCriteria
+
+if TYPE_CHECKING:
+    from hf_dcut.requests import Request
 
 Value = TypeVar("Value")
 # What Transformers and Accelerate call dimensions of a device mesh: layers are split along one, copied along the other.
@@ -139,6 +142,14 @@ class Ranks:
                 f"the {self.size} processes that hold this model together were given different things. {told}. Call "
                 "with the same arguments in all of them, in the same environment"
             )
+
+    def seeded(self, requests: Iterable[Request]) -> list[Request]:
+        """Returns the requests with the seeds that they have in the first process."""
+        requests = list(requests)
+        (seeds,) = self.agree(torch.tensor([request.seed for request in requests], dtype=torch.int64))
+        for request, seed in zip(requests, seeds.tolist(), strict=True):
+            request.seed = seed
+        return requests
 
     def agreed(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
         """Returns criteria whose answer is the first process's, where it may depend on more than the text."""
