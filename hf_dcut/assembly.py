@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
+from importlib import metadata
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -42,6 +44,7 @@ def open_engine(
     stats: Stats | None = None,
     batch_sizes: Iterable[int] | None = None,
     fit: bool = False,
+    facts: Mapping[str, object] | None = None,
 ) -> Iterator[Engine]:
     """Gives an engine for requests of this model; its memory and hooks are gone on leaving.
 
@@ -54,9 +57,10 @@ def open_engine(
         stats: where steps are counted.
         batch_sizes: what the cost table must know; powers of two up to `slots` when None.
         fit: whether there may be fewer slots where so many do not fit into memory.
+        facts: what else must be the same in all processes that hold the model, by name.
 
     Raises:
-        ValueError: model, drafter or lengths do not fit.
+        ValueError: model, drafter or lengths do not fit, or the processes were given different things.
         MemoryError: the slot caches do not fit, with the numbers.
     """
     check_length(model, prompt, longest)
@@ -65,6 +69,9 @@ def open_engine(
     depth = _depth(drafter, config)
     length = longest + (drafter.draft_tokens if drafter else 0)
     with Target(model, drafter.taps if drafter else ()) as target:
+        if target.ranks.size > 1:
+            sizes = {"requests": (slots, prompt, longest)}
+            target.ranks.check({**_facts(target, drafter, config), **sizes, **(facts or {})})
         if fit:
             slots = fitting_slots(target, drafter, slots, length, config.max_cache_bytes)
         check_memory(target, drafter, slots, length, config.max_cache_bytes)
@@ -75,12 +82,12 @@ def open_engine(
         graphs = open_graphs(config, FixedStep(target, cache, bound, depth), sizes, slots, longest - prompt)
         costs = None
         if drafter is not None and bound is not None and config.budget == "auto":
-            costs = open_table(config.cost_table, depth, fingerprint(target, drafter, graphs is not None))
+            costs = _costs(config, depth, target, drafter, graphs is not None)
             if batch_sizes is None:
                 # A table that was handed over is taken as it is.
                 batch_sizes = () if costs is config.cost_table else powers_of_two(slots)
             stats.profile_seconds = _measure(costs, target, cache, bound, config, batch_sizes, longest, graphs)
-        yield Engine(target, cache, bound, depth, config, costs, stats, graphs)
+        yield Engine(target, cache, bound, depth, config, costs, stats, graphs, target.ranks)
 
 
 def warmup(
@@ -124,7 +131,7 @@ def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[
         "target": f"{type(target.model).__name__} {digest[:16]}",
         "dtype": str(target.dtype),
         "attention": attention_name(target),
-        "tensor_parallel": 1,
+        "tensor_parallel": target.ranks.size,
         "drafter": drafter.fingerprint(),
         "cuda_graphs": graphs,
         **({"adapters": adapters} if adapters else {}),
@@ -145,6 +152,25 @@ def _depth(drafter: Drafter | None, config: DCutConfig) -> int:
     if wanted is not None and wanted > drafter.draft_tokens:
         raise ValueError(f"dcut draft_tokens={wanted}: the drafter makes {drafter.draft_tokens}, give at most that")
     return wanted or drafter.draft_tokens
+
+
+def _costs(config: DCutConfig, depth: int, target: Target, drafter: Drafter, graphs: bool) -> CostTable:
+    """Returns the cost table: the one handed over, or what the first process's file knows."""
+
+    def opened() -> CostTable:
+        return open_table(config.cost_table, depth, fingerprint(target, drafter, graphs))
+
+    return opened() if isinstance(config.cost_table, CostTable) else target.ranks.share(opened)
+
+
+def _facts(target: Target, drafter: Drafter | None, config: DCutConfig) -> dict[str, object]:
+    """Returns what the processes that hold a model together must have in common, by name."""
+    given = config.cost_table if isinstance(config.cost_table, CostTable) else None
+    found = fingerprint(target, drafter) if drafter else machine_fingerprint(target.device)
+    found["cost_table"] = "measured here" if given is None else (given.draft_tokens, given.seconds)
+    found["dcut"], found["hf_dcut"] = asdict(replace(config, cost_table="auto")), metadata.version("hf-dcut")
+    # Machines may differ in what makes them faster or slower, not in what decides tokens.
+    return {name: fact for name, fact in found.items() if name not in ("device", "cores", "threads")}
 
 
 def _measure(

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+from accelerate import Accelerator
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_dcut.batch_records import CHILD, BatchRequest, BatchResult, failed, name_of, result_of
 from hf_dcut.engine import Engine
 from hf_dcut.intake import Intake
+from hf_dcut.parallel import Replicas
 from hf_dcut.requests import OWN_FAULTS, Request
 from hf_dcut.stats import Stats
 
@@ -52,6 +54,8 @@ def generate_batch(
     *,
     progress_bar: bool = True,
     raise_errors: bool = True,
+    accelerator: Accelerator | None = None,
+    seed: int | None = None,
     **arguments: Any,
 ) -> dict[str, BatchResult]:
     """Returns the result of every request by its id, in the order of the inputs.
@@ -60,6 +64,9 @@ def generate_batch(
         model, inputs, generation_config: as for `iterate_batch`.
         progress_bar: whether one is shown.
         raise_errors: whether requests that failed raise at the end; else they are results with an `error`.
+        accelerator: of several processes, each with a replica of the model or a part of one. Every replica answers a
+            share of the inputs, which are the same in all processes, and each process gets all results.
+        seed: as for `iterate_batch`. With it, results do not depend on the number of replicas.
         arguments: the others of `iterate_batch`.
 
     Raises:
@@ -74,14 +81,18 @@ def generate_batch(
     if twice is not None:
         raise ValueError(f"request_id={twice!r} is given twice: give each request its own, or none")
     results: dict[str, BatchResult] = {}
+    replicas = Replicas(model, accelerator)
+    mine = replicas.share(list(enumerate(inputs)))
     try:
-        with iterate_batch(model, inputs, generation_config, **arguments) as run:
-            bar = tqdm(run, total=len(inputs), desc="hf-dcut", unit="request", disable=not progress_bar)
+        with _run_of(mine, Intake(model, generation_config, seed=replicas.seed(seed), **arguments)) as run:
+            hidden = not (progress_bar and replicas.main)
+            bar = tqdm(run, total=len(mine), desc="hf-dcut", unit="request", disable=hidden)
             for result in bar:
                 results[result.request_id] = result
                 bar.set_postfix_str(_progress(run.stats), refresh=False)
     except KeyboardInterrupt as error:
         raise BatchInterrupted(results) from error
+    results = replicas.gather(results)
     # The sequences of an input are named after it, in Transformers' way, and came in any order.
     place = {name: number for number, name in enumerate(names)}
     origin = {name: name if name in place else name.rpartition(CHILD)[0] for name in results}
@@ -123,9 +134,7 @@ def iterate_batch(
     """
     intake = Intake(model, generation_config, **arguments)
     if isinstance(inputs, Sequence):
-        # Everything is known: there are as many slots as needed, as long as needed, and the urgent go first.
-        intake.fit_to(inputs)
-        return BatchRun(intake, sorted(enumerate(inputs), key=lambda pair: -getattr(pair[1], "priority", 0)))
+        return _run_of(list(enumerate(inputs)), intake)
     if intake.max_length is None:
         raise ValueError(
             "max_length=None: the lengths of these inputs are not known beforehand. Give the most tokens that a "
@@ -192,6 +201,17 @@ class BatchRun:
             if request.name in names:
                 raise ValueError(f"request_id={request.name!r} is that of a request which still runs: give another")
             engine.roster.add(request)
+
+
+def _run_of(numbered: Sequence[tuple[int, object]], intake: Intake) -> BatchRun:
+    """Returns a job of inputs that are all known: as many slots as needed, as long as needed, and the urgent go first.
+
+    Args:
+        numbered: the inputs, each with its number in the whole job.
+        intake: its settings.
+    """
+    intake.fit_to([given for _, given in numbered])
+    return BatchRun(intake, sorted(numbered, key=lambda pair: -getattr(pair[1], "priority", 0)))
 
 
 def _progress(stats: Stats) -> str:

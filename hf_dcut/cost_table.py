@@ -110,18 +110,26 @@ class CostTable:
         wanted = {b: [t for t in (0, *totals(b)) if lacks(b, t)] for b in batch_sizes}
         return {b: t for b, t in wanted.items() if t}
 
-    def measure(self, missing: dict[int, list[int]], kv_length: int, step: Callable[[int, int], None]) -> float:
+    def measure(
+        self,
+        missing: dict[int, list[int]],
+        kv_length: int,
+        step: Callable[[int, int], None],
+        clock: Callable[[], float] | None = None,
+    ) -> float:
         """Times the missing entries and keeps their medians; returns the seconds it took.
 
         Args:
             missing: {B: [T, ..]}, as `missing` returns it.
             kv_length: cells in use while measuring.
             step: runs one whole step of B requests and T packed tokens (0: plain) and waits for it.
+            clock: gives seconds; this process's when None.
         """
-        begin = time.perf_counter()
+        clock = clock or time.perf_counter
+        begin = clock()
         bar = tqdm(missing.items(), desc="hf-dcut: measuring step costs", unit="batch size", disable=None, leave=False)
         for requests, totals in bar:
-            times = _steadiest(totals, partial(step, requests))
+            times = _steadiest(totals, partial(step, requests), clock)
             row = self.seconds.setdefault(kv_length, {}).setdefault(requests, {})
             for total, values in times.items():
                 row[total] = statistics.median(values)
@@ -129,7 +137,7 @@ class CostTable:
                 if spread(values) > STEADY:
                     self.unsteady[kv_length, requests, total] = os.getpid()
         self._tell_unsteady({(kv_length, b, t) for b, totals in missing.items() for t in totals})
-        return time.perf_counter() - begin
+        return clock() - begin
 
     def _tell_unsteady(self, measured: set[tuple[int, int, int]]) -> None:
         unsteady = measured & set(self.unsteady)
@@ -203,25 +211,27 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / middle
 
 
-def _steadiest(totals: Sequence[int], step: Callable[[int], None]) -> dict[int, list[float]]:
+def _steadiest(
+    totals: Sequence[int], step: Callable[[int], None], clock: Callable[[], float]
+) -> dict[int, list[float]]:
     """Returns the seconds of each T's repeats; where they vary much, those of the steadiest of a few tries."""
-    best = _timed(totals, step)
+    best = _timed(totals, step, clock)
     for _ in range(_RETRIES):
         unsteady = [total for total in totals if spread(best[total]) > STEADY]
-        again = _timed(unsteady, step)
+        again = _timed(unsteady, step, clock)
         best |= {total: min(best[total], again[total], key=spread) for total in unsteady}
     return best
 
 
-def _timed(totals: Sequence[int], step: Callable[[int], None]) -> dict[int, list[float]]:
+def _timed(totals: Sequence[int], step: Callable[[int], None], clock: Callable[[], float]) -> dict[int, list[float]]:
     """Returns the seconds of each T's repeats, interleaved, so that a slow moment of the machine hits all alike."""
     times: dict[int, list[float]] = {total: [] for total in totals}
     for repeat in range(WARM_UP + REPEATS):
         for total in totals:
-            start = time.perf_counter()
+            start = clock()
             step(total)
             if repeat >= WARM_UP:
-                times[total].append(time.perf_counter() - start)
+                times[total].append(clock() - start)
     return times
 
 

@@ -14,6 +14,7 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.padded import DCutOutput, output_of
 from hf_dcut.preparing import Preparing
+from hf_dcut.ranks import settings
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
 from hf_dcut.stats import Stats
@@ -60,7 +61,8 @@ class Decoding:
             request.listener = listener
         prompt, longest = max(len(r.prompt) for r in requests), max(r.reach for r in requests)
         stats = Stats(records=[] if generation_config.return_dict_in_generate else None)
-        with open_engine(model, drafter, self.config, len(requests), prompt, longest, stats) as engine:
+        facts = {"input_ids": [r.prompt for r in requests], "generation_config": settings(generation_config)}
+        with open_engine(model, drafter, self.config, len(requests), prompt, longest, stats, facts=facts) as engine:
             for _ in engine.run(requests):
                 pass
         return output_of(input_ids, requests, generation_config, stats)

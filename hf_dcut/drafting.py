@@ -35,8 +35,9 @@ class Drafting:
         depth: D, drafts used of a block.
         config: how drafts are made.
         vocabulary: V, of the target.
-        agree: makes a tensor the same on all processes.
-        strict: whether the drafter's errors are raised after all: while its costs are measured.
+        agree: makes tensors the same in all processes.
+        strict: whether the drafter's errors are raised after all: while its costs are measured, or where another
+            process might go on drafting.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Drafting:
         depth: int,
         config: DCutConfig,
         vocabulary: int,
-        agree: Callable[[Tensor], Tensor],
+        agree: Callable[..., tuple[Tensor, ...]],
         strict: bool = False,
     ):
         self.drafter, self.depth, self.config, self.vocabulary = drafter, depth, config, vocabulary
@@ -66,7 +67,8 @@ class Drafting:
                 drafts = drafter.propose(batch)
             token, parent, confidence = (x[:, : self.depth] for x in (drafts.token, drafts.parent, drafts.confidence))
             count = drafts.count.clamp_max(self.depth)
-            return Drafts(token, parent, count, self.agree(confidence), drafts.proposal)
+            token, parent, count, confidence = self.agree(token, parent, count, confidence)
+            return Drafts(token, parent, count, confidence, drafts.proposal)
         return None
 
     def observe(self, committed: Committed) -> None:

@@ -11,10 +11,9 @@ its outcome, and then its drafts' confidences in `replaying.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from hf_dcut.acceptance import accept
 from hf_dcut.budget import NonFiniteScores
@@ -28,6 +27,7 @@ from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafting import Drafting
 from hf_dcut.graphs import Graphs
 from hf_dcut.packing import Chunk, join, pack_plain
+from hf_dcut.ranks import Ranks
 from hf_dcut.replaying import Replaying
 from hf_dcut.requests import Request, batch_of
 from hf_dcut.scheduling import Roster, chunks_of, common_cells, source_of
@@ -38,11 +38,6 @@ from hf_dcut.target import Target
 from hf_dcut.types import Batch, Committed, Cut, Drafts, Packed, Verified
 
 logger = logging.getLogger(__name__)
-
-
-def same(tensor: Tensor) -> Tensor:
-    """Returns the tensor: what all processes agree on when there is only one."""
-    return tensor
 
 
 class Engine:
@@ -57,7 +52,7 @@ class Engine:
         costs: seconds of steps, needed for the "auto" budget.
         stats: where steps are counted.
         graphs: recorded steps; None where all run eagerly.
-        agree: makes a tensor the same on all processes.
+        ranks: the processes that hold the target; this one alone when None.
     """
 
     def __init__(
@@ -70,20 +65,18 @@ class Engine:
         costs: CostTable | None,
         stats: Stats,
         graphs: Graphs | None = None,
-        agree: Callable[[Tensor], Tensor] = same,
+        ranks: Ranks | None = None,
     ):
         self.target, self.cache, self.depth = target, cache, depth
         self.config, self.costs, self.stats = config, costs, stats
-        assert graphs is None or agree is same, "a recorded step asks no other process"
-        self.agree, self.replaying = agree, Replaying(graphs, costs, depth)
-        self.drafting = Drafting(drafter, depth, config, target.vocabulary, agree)
-        self.roster = Roster(cache.slots)
-        self.reading = config.max_prefill_tokens
+        self.replaying, self.ranks = Replaying(graphs, costs, depth), ranks or Ranks()
+        self.drafting = Drafting(drafter, depth, config, target.vocabulary, self.ranks.agree, self.ranks.size > 1)
+        self.roster, self.reading = Roster(cache.slots), config.max_prefill_tokens
         self.skip, self.calibration = SkipRule(costs) if costs else None, Calibration()
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yields the requests as they finish."""
-        for request in requests:
+        """Yields the requests as they finish. Their seeds are the first process's."""
+        for request in self.ranks.seeded(requests):
             self.roster.add(request)
         while self.busy:
             yield from self.step()
@@ -143,6 +136,9 @@ class Engine:
     def _shrink(self, error: torch.OutOfMemoryError) -> list[Request]:
         """Halves what a step may hold, after one did not fit into memory; returns a request for which nothing helps."""
         roster = self.roster
+        if self.ranks.size > 1:
+            error.add_note("several processes hold the model, and cannot go back: lower max_batch_size")
+            raise error
         if len(roster.live) == 1 and self.reading == 1:
             (request,) = roster.live
             if not request.isolated:
@@ -213,9 +209,12 @@ class Engine:
         verdict, choice = row.likeliest, None
         if verdict is None or not takes_likeliest(requests) or any(r.keeps_scores for r in requests):
             choice = choose(row.logits, row.packed, requests, row.proposal)
-            verdict = accept(self.agree(choice.token), row.packed)
+            (token,) = self.ranks.agree(choice.token)
+            verdict = accept(token, row.packed)
         watch.lap("accept")
         committed = commit(verdict, row.packed, choice, row.logits, row.taps, requests, self.cache)
+        if any(request.walked for request in requests):
+            self.ranks.check({"logits_processor": [request.finish_reason for request in requests]})
         watch.lap("commit")
         if not row.packed.fixed:
             self.drafting.observe(committed)
@@ -277,7 +276,7 @@ class Engine:
         # The share of those who are somebody: a step of a few more rows cost as much as it did.
         total = round(total * rows / (rows + row.spare))
         if not self.config.deterministic:
-            self.costs.observe(rows, total if chosen else 0, seconds["total"], kv_length)
+            self.costs.observe(rows, total if chosen else 0, self.ranks.number(seconds["total"]), kv_length)
         if chosen and self.skip:
             self.skip.observe(rows, total, sum(committed.added), kv_length)
             self.calibration.observe(chosen.promised, sum(committed.accepted))

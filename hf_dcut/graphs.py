@@ -231,6 +231,8 @@ def _reason_against(config: DCutConfig, step: FixedStep) -> str | None:
         return "with proposals='sampled' each request's own options take part in drafting"
     if step.drafter is not None and not step.drafter.capturable:
         return f"{type(step.drafter).__name__} reads numbers on the host while it drafts"
+    if step.target.ranks.size > 1:
+        return "processes that share a model ask each other at every step"
     if step.cache.recurrent:
         return "the states of recurrent layers take in accepted tokens once the host knows how many"
     return None

@@ -33,7 +33,9 @@ from hf_dcut.generation import prepare
 from hf_dcut.media import MEDIA_INPUTS
 from hf_dcut.memory import fitting_length
 from hf_dcut.processors import own_copies
+from hf_dcut.ranks import Ranks, settings
 from hf_dcut.requests import OWN_FAULTS, Request
+from hf_dcut.seeds import Seeds
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target, check_length
 from hf_dcut.tiers import reads_scores_alone
@@ -88,7 +90,8 @@ class Intake:
         self.tokenizer, self.seed, self.max_batch_size, self.max_length = tokenizer, seed, max_batch_size, max_length
         self.processors, self.criteria = list(logits_processor or ()), list(stopping_criteria or ())
         self.allowed, self.logprobs = prefix_allowed_tokens_fn, output_logprobs
-        self.config = DCutConfig.of(dcut)
+        self.config, self.ranks = DCutConfig.of(dcut), Ranks.of(self.model)
+        self._given: list[object] | None = None
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         # Requests with equal options share processors that look at scores alone, which then run on all rows at once.
         self._shared: WeakValueDictionary[str, LogitsProcessorList] = WeakValueDictionary()
@@ -101,7 +104,15 @@ class Intake:
         """Gives an engine with as many slots as are wanted and fit."""
         assert self.max_length is not None
         slots, longest = self.max_batch_size, self.max_length
-        with open_engine(self.model, self.drafter, self.config, slots, 1, longest, stats, fit=True) as engine:
+        facts = {
+            "inputs": self._given,
+            "options": (settings(self.options), settings(self.generation_config), self.seed),
+        }
+        with open_engine(
+            self.model, self.drafter, self.config, slots, 1, longest, stats, fit=True, facts=facts
+        ) as engine:
+            if self.ranks.size > 1 and self.seed is None:
+                self.seed = self.ranks.share(lambda: Seeds().draw(1)[0])
             yield engine
 
     def fit_to(self, inputs: Sequence[object]) -> None:
@@ -111,6 +122,8 @@ class Intake:
         """
         sizes: dict[int, tuple[GenerationConfig | None, set[int]]] = {}
         sequences = 0
+        if self.ranks.size > 1:
+            self._given = [_facts(given) for given in inputs]
         for given in inputs:
             one = given if isinstance(given, BatchRequest) else BatchRequest(given)  # type: ignore[arg-type]
             sequences += self._answers(one)
@@ -233,6 +246,13 @@ class Intake:
             with suppress(*OWN_FAULTS):
                 return self._try(BatchRequest([0] * length, generation_config=config)).reach
         return 1
+
+
+def _facts(given: object) -> tuple[object, ...]:
+    """Returns what an input asks for, without objects that print differently in each process."""
+    if not isinstance(given, BatchRequest):
+        return (given,)
+    return given.input_ids, given.request_id, settings(given.generation_config), given.seed, given.priority
 
 
 def checked_ids(prompt: object, vocabulary: int) -> list[int]:

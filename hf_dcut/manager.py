@@ -56,6 +56,11 @@ class BatchManager:
         check_count("max_queue", max_queue)
         self.stats, self.max_queue = Stats(), max_queue
         self._intake = Intake(model, generation_config, max_length=max_length, **arguments)
+        if self._intake.ranks.size > 1:
+            raise ValueError(
+                f"model lies in {self._intake.ranks.size} processes, and a BatchManager takes requests whenever they "
+                "come, which is another moment in each: use generate_batch or iterate_batch, or load the model whole"
+            )
         self._thread: threading.Thread | None = None
         # Everything below is read and written under this condition only, which tells of every change.
         self._changed = threading.Condition()

@@ -21,7 +21,7 @@ def check_memory(target: Target, drafter: Drafter | None, slots: int, length: in
     """Raises MemoryError, with the numbers, when the two slot caches do not fit; tells their size otherwise."""
     own = cache_bytes(target.shapes, slots, length, target.dtype)
     drafts = drafter.cell_bytes(target.model) * slots * length if drafter else 0
-    free = _free_bytes(target.device) if limit is None else limit
+    free = _free_bytes(target) if limit is None else limit
     told = f"{slots} slots of {length} cells take {size(own)} for the target and {size(drafts)} for the drafter"
     if own + drafts > free:
         source = "free on " + str(target.device) if limit is None else "allowed by dcut max_cache_bytes"
@@ -59,15 +59,16 @@ def slot_bytes(target: Target, drafter: Drafter | None, length: int) -> int:
 
 
 def _allowed_bytes(target: Target, limit: int | None) -> int:
-    return int(_free_bytes(target.device) * (1 - _LEFT)) if limit is None else limit
+    return int(_free_bytes(target) * (1 - _LEFT)) if limit is None else limit
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Returns the bytes that can still be taken on a device."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return psutil.virtual_memory().available
+def _free_bytes(target: Target) -> int:
+    """Returns the bytes that can still be taken where the target is: on each device, if it lies on several."""
+    device = target.device
+    if device.type != "cuda":
+        return target.ranks.least(psutil.virtual_memory().available // target.ranks.size)
+    free, _ = torch.cuda.mem_get_info(device)
+    return target.ranks.least(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def size(count: int) -> str:

@@ -11,6 +11,7 @@ from hf_dcut.media import MEDIA_INPUTS, has_media, media_of, takes_media
 from hf_dcut.options import check_options
 from hf_dcut.padded import pad_of, prompts_of, wants_logprobs
 from hf_dcut.processors import criteria_of, processors_of
+from hf_dcut.ranks import Ranks
 from hf_dcut.recurrence import delta_layers
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
@@ -65,6 +66,7 @@ class Preparing:
         media = media_of(input_ids, pads, model_kwargs) if images else []
         processors, walked = processors_of(logits_processor, len(prompts))
         asked, ends, longest = criteria_of(stopping_criteria, len(prompts))
+        ranks = Ranks.of(model)
         in_full, logprobs = bool(config.return_dict_in_generate), wants_logprobs(config, self.logprobs)
         seeds = self.seeds.draw(len(prompts)) if config.do_sample else [0] * len(prompts)
         return [
@@ -84,7 +86,7 @@ class Preparing:
                 processors=processors,
                 row=row,
                 walked=walked[row],
-                criteria=asked[row],
+                criteria=ranks.agreed(asked[row]),
                 keeps_scores=in_full and bool(config.output_scores),
                 keeps_logits=in_full and bool(config.output_logits),
                 keeps_logprobs=logprobs,

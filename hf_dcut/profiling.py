@@ -57,8 +57,8 @@ def measure_costs(
         kv_length: cells in use while measuring.
         graphs: recorded steps, which are then what is measured.
     """
-    depth = costs.draft_tokens
-    engine = Engine(target, cache, BoundWrapped(drafter, _whole_blocks), depth, config, None, Stats(), graphs)
+    depth, ranks = costs.draft_tokens, target.ranks
+    engine = Engine(target, cache, BoundWrapped(drafter, _whole_blocks), depth, config, None, Stats(), graphs, ranks)
     engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:
@@ -69,14 +69,15 @@ def measure_costs(
         ratios = (total / (requests * (depth + 1)),) if total else None
         engine.advance(fake, ratios)
 
-    missing = costs.missing(batch_sizes, totals, kv_length)
+    missing = ranks.share(lambda: costs.missing(batch_sizes, totals, kv_length))
     if not missing:
         return 0.0
-    seconds = costs.measure(missing, kv_length, step)
+    seconds = costs.measure(missing, kv_length, step, ranks.clock)
     for slot in range(cache.slots):
         cache.free(slot)
         drafter.free(slot)
-    costs.save()
+    if ranks.index == 0:
+        costs.save()
     return seconds
 
 

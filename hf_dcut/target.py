@@ -20,6 +20,7 @@ from hf_dcut.adapters import adapters_of, check_adapters
 from hf_dcut.attention import UnsupportedAttention, packed_attention
 from hf_dcut.cache import LayerShape, SlotCache, cells_of, shape_of
 from hf_dcut.media import read_prompts
+from hf_dcut.ranks import Ranks
 from hf_dcut.recurrence import adopt, delta_layers, packed_recurrence, recurrent_names
 from hf_dcut.states import StateShape
 from hf_dcut.types import Packed, Verdict
@@ -44,6 +45,9 @@ class Target:
         model: any causal language model of Transformers with full or sliding attention and Gated DeltaNet layers.
         taps: decoder layers (0-based) to collect the output of.
 
+    Attributes:
+        ranks: the processes that hold the model.
+
     Raises:
         ValueError: the model's layers, RoPE or attention do not fit packed verification.
     """
@@ -51,7 +55,7 @@ class Target:
     def __init__(self, model: PreTrainedModel, taps: Sequence[int] = ()):
         check_model(model)
         adopt(delta_layers(model) if any(isinstance(shape, StateShape) for shape in _checked[model][0]) else [])
-        self.model, self.taps = model, tuple(taps)
+        self.model, self.taps, self.ranks = model, tuple(taps), Ranks.of(model)
         self._open = ExitStack()
 
     @property
@@ -105,6 +109,11 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 def check_model(model: PreTrainedModel) -> None:
     """Raises ValueError, naming what it found, unless packed rows of this model equal its stock forward."""
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has weights that are offloaded to memory or disk, which every step would fetch "
+            "again: load it whole on one device, with device_map={'': 0} or device_map={'': 'cpu'}"
+        )
     kind = model.device.type
     if torch.is_autocast_enabled(kind):
         _check_dtypes(model, {model.dtype, torch.get_autocast_dtype(kind)})
@@ -133,8 +142,11 @@ def check_model(model: PreTrainedModel) -> None:
     devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
     if len(devices) > 1:
         raise ValueError(
-            f"{name} is spread over devices {sorted(devices)}: dcut needs it on one. Load it with device_map=None"
+            f"{name} is spread over devices {sorted(devices)} by device_map, which keeps one of them busy at a time: "
+            "load it on one with device_map={'': 0}, or split its layers with "
+            "distributed_config=DistributedConfig(tp_size=N)"
         )
+    Ranks.of(model)
     adopt(deltas)
     _checked[model] = _compare_with_stock(model), adapters
 

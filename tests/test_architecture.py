@@ -23,13 +23,13 @@ STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "co
 ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config", "wording"),
     "kernels",
-    *("states", "cache", "attention", "recurrence", "noise", "text", "media", "adapters", "requests", "tiers"),
+    *("states", "cache", "attention", "recurrence", "noise", "ranks", "text", "media", "adapters", "requests", "tiers"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "selecting", "memory"),
     *("drafting", "fixed_step", "graphs", "replaying", "scheduling"),
     *("engine", "profiling", "assembly", "regeneration", "taps"),
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
-    *("batch_records", "intake", "batching", "manager", "parallel"),
+    *("batch_records", "intake", "parallel", "batching", "manager"),
     "",
     *("bench", "jobs", "training", "train_command", "evaluate_command", "app", "cli"),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hf_dcut.drafters.dflash.config import DFlashConfig
-from hf_dcut.drafters.dflash.vocabulary import raw_table
+from hf_dcut.drafters.dflash.vocabulary import gives_raw_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -53,10 +53,10 @@ def model_faults(drafter: DFlashModel, target: PreTrainedModel) -> list[str]:
             f"drafter mask_token_id={config.mask_token_id}: the embeddings have rows 0 to {rows - 1}. Load the target "
             "that the drafter was trained for, and do not shrink its embeddings"
         )
-    if drafter.embed_tokens is None and config.input_embedding_scale is not None and raw_table(target) is None:
+    if drafter.embed_tokens is None and config.input_embedding_scale is not None and not gives_raw_rows(target):
         faults.append(
             f"the drafter reads the target's embedding table, and {type(embeddings).__name__} has no plain one: load "
-            "the target without quantising its embeddings"
+            "the target without quantising or sharding its embeddings"
         )
     if drafter.lm_head is None and target.get_output_embeddings() is None:
         faults.append(

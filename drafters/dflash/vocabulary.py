@@ -78,18 +78,25 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
 def raw_table(target: PreTrainedModel) -> Tensor | None:
     """Returns the target's embedding table [rows, hidden]; None where it is no plain table of numbers."""
     table = getattr(target.get_input_embeddings(), "weight", None)
-    return table if isinstance(table, Tensor) and table.ndim == 2 and table.is_floating_point() else None
+    if not isinstance(table, Tensor) or type(table) not in (Tensor, nn.Parameter):
+        return None
+    return table if table.ndim == 2 and table.is_floating_point() else None
+
+
+def gives_raw_rows(target: PreTrainedModel) -> bool:
+    """Returns whether the rows of the target's embedding table can be had: from the table, or as the module gives them.
+
+    The module of a target that is split over processes gathers them, unless it does more.
+    """
+    return raw_table(target) is not None or type(target.get_input_embeddings()) is nn.Embedding
 
 
 def _embedding(model: DFlashModel, target: PreTrainedModel) -> Function:
     """Returns the embedding of tokens: the drafter's own, the raw rows of the target's, or the target's module."""
     if model.embed_tokens is not None:
         return model.embed_tokens
-    if model.config.input_embedding_scale is None:
-        return target.get_input_embeddings()
-    table = raw_table(target)
-    assert table is not None, "checked when the drafter met its target"
-    return lambda tokens: F.embedding(tokens, table)
+    table = None if model.config.input_embedding_scale is None else raw_table(target)
+    return target.get_input_embeddings() if table is None else lambda tokens: F.embedding(tokens, table)
 
 
 def _restrict(logits: Tensor, draft_ids: Tensor | None) -> Tensor:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
 
 from hf_dcut.types import Batch
 
@@ -77,3 +83,24 @@ def _without_host_reads() -> Iterator[None]:
 def no_host_reads() -> Callable[[], AbstractContextManager[None]]:
     """`with no_host_reads():` raises `HostRead` for what a CUDA graph cannot hold."""
     return _without_host_reads
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+    """`launch(scenario, model, processes)`: what each process of `launched.py` got."""
+    script = Path(__file__).with_name("launched.py")
+
+    def run(scenario: str, model: PreTrainedModel, processes: int) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(model.config.model_type)
+        model.save_pretrained(folder)
+        command = [sys.executable, "-P"]
+        if processes > 1:
+            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        # Without PYTHONSAFEPATH the script's folder, tests/hf_dcut, would stand in for the package.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+        command += [str(script), scenario, str(folder), str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+        assert done.returncode == 0, done.stderr[-5000:]
+        return [json.loads((folder / f"{scenario}-{processes}-{n}.json").read_text()) for n in range(processes)]
+
+    return run

@@ -11,6 +11,7 @@ import torch
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafting import Drafting
+from hf_dcut.ranks import Ranks
 from hf_dcut.types import Batch, Committed, Drafts
 
 D = 3
@@ -56,7 +57,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {"observe": (NOTHING,), "move": (1, 0), 
 
 
 def make(drafter: BoundDrafter | None, **options: Any) -> Drafting:
-    return Drafting(drafter, D, DCutConfig(0.5), 101, lambda tensor: tensor, **options)
+    return Drafting(drafter, D, DCutConfig(0.5), 101, Ranks().agree, **options)
 
 
 def test_only_the_first_of_a_block_are_used(make_batch: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload, disk_offload
 from torch._dynamo.utils import counters
 from transformers import (
     AutoModelForCausalLM,
@@ -179,8 +181,29 @@ def test_autocast_to_the_weights_own_dtype_fits(tiny_llama: Callable[..., PreTra
 def test_a_model_on_several_devices_is_refused(tiny_llama: Callable[..., PreTrainedModel]) -> None:
     model = tiny_llama()
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
-    with pytest.raises(ValueError, match=r"spread over devices \['0', '1'\].*device_map=None"):
+    with pytest.raises(ValueError, match=r"spread over devices \['0', '1'\] by device_map.*tp_size=N"):
         check_model(model)
+
+
+def test_a_device_map_of_one_device_is_none(tiny_folder: Path) -> None:
+    maps = (None, {"": "cpu"})
+    plain, mapped = (AutoModelForCausalLM.from_pretrained(tiny_folder, device_map=where) for where in maps)
+    texts = [
+        model.generate(torch.tensor([[5, 6, 7]]), prompt_lookup_num_tokens=3, dcut=dcut, do_sample=False)
+        for model, dcut in ((plain, "none"), (mapped, 0.5))
+    ]
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_offloaded_weights_are_refused(tiny_llama: Callable[..., PreTrainedModel], tmp_path: Path, place: str) -> None:
+    model = tiny_llama()
+    if place == "cpu":
+        cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"has weights that are offloaded to memory or disk.*load it whole on one"):
+        model.generate(torch.tensor([[5, 6, 7]]), prompt_lookup_num_tokens=3, dcut=0.5, do_sample=False)
 
 
 def test_attention_that_ignores_the_interface_is_found_by_its_numbers(
