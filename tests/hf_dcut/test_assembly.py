@@ -36,11 +36,12 @@ def refuse_to_measure(*_: Any) -> float:
 
 def test_warmup_returns_a_table_and_writes_it(tiny_llama: Builder, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    table = warmup(tiny_llama(), DRAFTER, [4, 1], {"cost_table": path, "ratios": (0.5, 1.0)}, max_length=64)
+    table = warmup(tiny_llama(), DRAFTER, [4, 1], {"cost_table": path}, max_length=64)
     assert table.plain(1, 32) > 0
     assert table.drafted(4, 8, 32) > 0
     saved = json.loads(path.read_text())["seconds"]
-    assert {b: sorted(map(int, row)) for b, row in saved["32"].items()} == {"1": [0, 1, 2, 4], "4": [0, 4, 8, 16]}
+    measured = {b: sorted(map(int, row)) for b, row in saved["32"].items()}
+    assert measured == {"1": [0, 1, 2, 3, 4], "4": [0, 4, 8, 12, 16]}
     assert "B = 4   plain" in str(table)
 
 
@@ -64,7 +65,7 @@ def test_the_table_can_be_handed_over(tiny_llama: Builder, monkeypatch: pytest.M
 
 
 def test_only_what_is_missing_is_measured(tiny_llama: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, asked = {"cost_table": tmp_path / "costs.json", "ratios": (1.0,)}, []
+    config, asked = {"cost_table": tmp_path / "costs.json"}, []
     warmup(tiny_llama(), DRAFTER, [1], config, max_length=64)
     measure = CostTable.measure
 
@@ -74,7 +75,7 @@ def test_only_what_is_missing_is_measured(tiny_llama: Builder, tmp_path: Path, m
 
     monkeypatch.setattr(CostTable, "measure", spy)
     warmup(tiny_llama(), DRAFTER, [1, 2], config, max_length=64)
-    assert asked == [{2: [0, 2, 8]}]
+    assert asked == [{2: [0, 2, 4, 6, 8]}]
 
 
 @pytest.mark.slow
