@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Gemma3Config,
+    GPT2Config,
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen3VLConfig,
@@ -52,7 +54,6 @@ VISION |= {"out_hidden_size": 64, "initializer_range": 0.2}
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 BEGIN, END, IMAGE, VIDEO = 95, 96, 97, 98
 TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
-MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 SIGLIP = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 KINDS: dict[str, Callable[[], Any]] = {
     "qwen3 vl": lambda: Qwen3VLConfig(
@@ -68,7 +69,12 @@ KINDS: dict[str, Callable[[], Any]] = {
         **TOKENS,
     ),
     "gemma 3": lambda: Gemma3Config(
-        text_config=TEXT | {"head_dim": 16, "sliding_window": 4, "layer_types": MIXED},
+        text_config=TEXT
+        | {
+            "head_dim": 16,
+            "sliding_window": 4,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding")],
+        },
         vision_config=SIGLIP | {"image_size": 16, "patch_size": 4},
         mm_tokens_per_image=4,
         boi_token_id=BEGIN,
@@ -153,9 +159,7 @@ def test_greedy_text_is_that_of_plain_generate(
             assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)  # kept in float32
         assert output.stats is not None
         assert output.stats.prompt_tokens == inputs["attention_mask"].sum()
-    # That of the oracle did help.
-    output = generate(model, inputs, assistant_model=drafters[1], dcut=1.0)
-    assert output.stats.mean_accepted_tokens > 1.3
+        assert output.stats.mean_accepted_tokens > (1.3 if dcut == 1.0 else 0.99), "an oracle helps"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -196,9 +200,7 @@ def test_drafters_see_the_prompts_taps(
     generate(model, inputs, assistant_model=drafter, dcut=1.0, max_new_tokens=1)
     committed: Committed = seen[0]
     stock = generate(model, inputs, max_new_tokens=1, output_hidden_states=True).hidden_states[0]
-    lengths = inputs["attention_mask"].sum(1).tolist()
-    width = inputs["input_ids"].shape[1]
-    first = 0
+    lengths, width, first = inputs["attention_mask"].sum(1).tolist(), inputs["input_ids"].shape[1], 0
     for row, length in enumerate(lengths):
         own = slice(first, first + length)
         expected = torch.cat([stock[tap + 1][row, width - length :] for tap in (1, 0)], dim=-1)
@@ -298,7 +300,8 @@ def test_media_of_a_batch_request_are_named(models: dict[str, PreTrainedModel]) 
     assert "media hold 'attention_mask': give what the processor returned besides" in str(result.error)
 
 
-def test_token_types_of_a_language_model_are_refused(tiny_llama: Callable[..., PreTrainedModel]) -> None:
-    model, ids = tiny_llama(), torch.tensor([[5, 6, 7]])
-    with pytest.raises(ValueError, match="pixel_values"):
-        model.generate(ids, pixel_values=torch.ones(1, 3, 4, 4), prompt_lookup_num_tokens=D, dcut=0.5)
+def test_token_types_of_a_language_model_are_refused() -> None:
+    config = GPT2Config(vocab_size=101, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2)
+    model, ids = AutoModelForCausalLM.from_config(config).eval(), torch.tensor([[5, 6, 7]])
+    with pytest.raises(ValueError, match="token_type_ids does not work with dcut"):
+        model.generate(ids, token_type_ids=torch.ones_like(ids), prompt_lookup_num_tokens=D, dcut=0.5)
