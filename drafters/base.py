@@ -55,7 +55,15 @@ class Drafter(ABC):
 
 
 class BoundDrafter(ABC):
-    """A drafter while it serves one call. Slots are numbered as the target's."""
+    """A drafter while it serves one call. Slots are numbered as the target's.
+
+    Attributes:
+        capturable: whether a CUDA graph can hold `observe`, and `propose` for a batch with a `reach`: they read nothing
+            on the host and make tensors of the same shapes each time. Then `observe` is given rejected rows too, which
+            lie in cells behind their request's and must not be looked at.
+    """
+
+    capturable: bool = False
 
     @abstractmethod
     def observe(self, committed: Committed) -> None:

@@ -76,7 +76,8 @@ class BoundOracle(BoundDrafter):
     def propose(self, batch: Batch) -> Drafts:
         """Returns what the target will say, with the profile's errors; no drafts after a prompt it does not know."""
         for row, length in enumerate(batch.length.tolist()):
-            if not self.known[row]:
+            # A spare row of the batch is an empty request.
+            if length and not self.known[row]:
                 self._recognise(row, length)
         depth = self.oracle.draft_tokens
         position = batch.length[:, None] + torch.arange(1, depth + 1, device=batch.length.device)

@@ -46,6 +46,8 @@ class PromptLookupDrafter(Drafter):
 class BoundPromptLookup(BoundDrafter):
     """Keeps the tokens of every slot, int64 [slots, length]."""
 
+    capturable = True
+
     def __init__(self, draft_tokens: int, ngram: int, slots: int, length: int, device: torch.device):
         self.draft_tokens, self.ngram = draft_tokens, ngram
         self.tokens = torch.full((slots, length), -1, dtype=torch.int64, device=device)

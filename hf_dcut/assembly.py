@@ -20,6 +20,8 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.engine import Engine
+from hf_dcut.fixed_step import FixedStep
+from hf_dcut.graphs import Graphs, open_graphs
 from hf_dcut.memory import check_memory, fitting_slots
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
 from hf_dcut.stats import Stats
@@ -68,14 +70,16 @@ def open_engine(
         cache = SlotCache(target.shapes, slots, length, target.dtype, target.device)
         bound = drafter.bind(model, slots, length) if drafter else None
         stats = stats or Stats()
+        sizes = sorted({*powers_of_two(slots), slots})
+        graphs = open_graphs(config, FixedStep(target, cache, bound, depth), sizes, slots, longest - prompt)
         costs = None
         if drafter is not None and bound is not None and config.budget == "auto":
-            costs = open_table(config.cost_table, depth, fingerprint(target, drafter))
+            costs = open_table(config.cost_table, depth, fingerprint(target, drafter, graphs is not None))
             if batch_sizes is None:
                 # A table that was handed over is taken as it is.
                 batch_sizes = () if costs is config.cost_table else powers_of_two(slots)
-            stats.profile_seconds = _measure(costs, target, cache, bound, config, batch_sizes, longest)
-        yield Engine(target, cache, bound, depth, config, costs, stats)
+            stats.profile_seconds = _measure(costs, target, cache, bound, config, batch_sizes, longest, graphs)
+        yield Engine(target, cache, bound, depth, config, costs, stats, graphs)
 
 
 def warmup(
@@ -107,8 +111,8 @@ def warmup(
         return engine.costs
 
 
-def fingerprint(target: Target, drafter: Drafter) -> dict[str, Any]:
-    """Returns everything the seconds of a step depend on, JSON-able."""
+def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[str, Any]:
+    """Returns everything the seconds of a step depend on, JSON-able; `graphs` if it is replayed as a CUDA graph."""
     config = target.model.config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "architectures"):
         config.pop(volatile, None)
@@ -120,6 +124,7 @@ def fingerprint(target: Target, drafter: Drafter) -> dict[str, Any]:
         "attention": attention_name(target),
         "tensor_parallel": 1,
         "drafter": drafter.fingerprint(),
+        "cuda_graphs": graphs,
     }
 
 
@@ -146,9 +151,10 @@ def _measure(
     config: DCutConfig,
     sizes: Iterable[int],
     longest: int,
+    graphs: Graphs | None,
 ) -> float:
     """Returns the seconds spent on entries that the table lacked."""
-    seconds = measure_costs(costs, target, cache, drafter, config, sizes, kv_length_for(longest))
+    seconds = measure_costs(costs, target, cache, drafter, config, sizes, kv_length_for(longest), graphs)
     if seconds:
         logger.info("measured step costs in %.1f s (%s)\n%s", seconds, costs.path or "kept in memory", costs)
     return seconds

@@ -69,7 +69,7 @@ class PackedAttention:
     def _place_decoding(self, start: Tensor) -> None:
         """Sets which rows are padded together, and leaves the tails behind them as pieces."""
         width = self.packed.width
-        if start.device.type == "cpu":
+        if start.device.type == "cpu" and not self.packed.fixed:
             bounds = start.tolist()
             counts = [end - first for first, end in pairwise(bounds)]
             width = best_width(counts)
@@ -83,7 +83,13 @@ class PackedAttention:
         inside = first + offset < end
         self.row = torch.where(inside, first + offset, first)
         self.query_cell = self.packed.cell[first] + offset  # [R, W]
-        request, place = inside.nonzero(as_tuple=True)
+        if self.pieces or self.packed.decoding < len(self.packed.used):
+            request, place = inside.nonzero(as_tuple=True)
+        else:
+            # The same where every row is one of these, so that nobody must count them.
+            rows = torch.arange(len(self.packed), device=start.device)
+            request = torch.searchsorted(start[1:], rows, right=True)
+            place = rows - start[request]
         self.place = request, place
         self.together = self.row[self.place]
 

@@ -48,7 +48,7 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal
         ValueError: a processor returns scores of another shape.
     """
     scores = logits.float()
-    if not any(r.processors or r.walked or r.samples or r.keeps_logprobs for r in requests):
+    if takes_likeliest(requests):
         return Choice(scores.argmax(dim=-1), scores)
     spans = zip(requests, packed.logit_spans(), strict=True)
     asked = [(request, span) for request, span in spans if span.start < span.stop]
@@ -67,6 +67,11 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal
         token = _reject(token, scores, packed, requests, proposal)
     _check(token, packed, asked)
     return Choice(token, scores, _logprobs(scores, token) if any(r.keeps_logprobs for r in requests) else None)
+
+
+def takes_likeliest(requests: Sequence[Request]) -> bool:
+    """Returns whether the target's token is the likeliest after every row, as the model's logits say."""
+    return not any(r.processors or r.walked or r.samples or r.keeps_logprobs for r in requests)
 
 
 def draw(scores: Tensor, seed: Tensor, position: Tensor, purpose: Purpose = Purpose.TARGET) -> Tensor:

@@ -7,6 +7,7 @@ once, in a single transfer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from hf_dcut.types import Choice, Committed, Packed, Verdict
 def commit(
     verdict: Verdict,
     packed: Packed,
-    choice: Choice,
+    choice: Choice | None,
     logits: Tensor,
     taps: Tensor | None,
     requests: Sequence[Request],
@@ -30,14 +31,13 @@ def commit(
     Args:
         verdict: on the R requests of the row.
         packed: the row.
-        choice: what the verdict rests on; its scores go to requests that keep them.
+        choice: what the verdict rests on; its scores go to requests that keep them. None if nobody does.
         logits: [L, V], unprocessed.
         taps: [T, F] outputs of the tapped layers for all rows, or None.
         requests: the R requests in the row's order.
         cache: the target's K/V.
     """
     decoding = packed.decoding
-    accepted_rows = verdict.path[verdict.path >= 0]
     drafts = packed.token[verdict.path[:, 1:].clamp_min(0)]
     counts = packed.start.diff()
     table = torch.zeros(len(requests), 3 + max(0, packed.width - 1), dtype=torch.int64, device=drafts.device)
@@ -47,15 +47,15 @@ def commit(
     rows = table.tolist()
     spans = _spans(packed, requests)
     # One read more where log-probabilities are asked for.
-    logprobs = [] if choice.logprobs is None else choice.logprobs.tolist()
+    logprobs = [] if choice is None or choice.logprobs is None else choice.logprobs.tolist()
+    scores = logits if choice is None else choice.scores
     outcomes = [
-        _advance(request, row, choice.scores[span], logits[span], logprobs[span])
+        _advance(request, row, scores[span], logits[span], logprobs[span])
         for request, row, span in zip(requests, rows, spans, strict=True)
     ]
     kept, accepted, added = zip(*outcomes, strict=True)
     cache.commit(verdict, packed)
-    prompt_rows = torch.arange(sum(kept[:decoding]) + decoding, len(packed), device=drafts.device)
-    committed = torch.cat([accepted_rows, prompt_rows])
+    committed = _committed_rows(rows, decoding).to(drafts.device)
     return Committed(
         slot=packed.slot[committed],
         cell=packed.cell[committed],
@@ -67,6 +67,20 @@ def commit(
         added=added,
         finished=tuple(i for i, request in enumerate(requests) if request.finish_reason),
     )
+
+
+def _committed_rows(rows: Sequence[Sequence[int]], decoding: int) -> Tensor:
+    """Returns which packed rows are now part of a request: anchors and accepted drafts, then all rows of prompts.
+
+    Args:
+        rows: packed rows of each request, and its accepted drafts.
+        decoding: how many of the requests decode.
+    """
+    ends = list(accumulate(row[0] for row in rows))
+    spans = [range(end - row[0], end) for end, row in zip(ends, rows, strict=True)]
+    for index, row in enumerate(rows[:decoding]):
+        spans[index] = spans[index][: row[1] + 1]
+    return torch.tensor([place for span in spans for place in span])
 
 
 def _spans(packed: Packed, requests: Sequence[Request]) -> list[slice]:

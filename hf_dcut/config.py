@@ -30,6 +30,10 @@ class DCutConfig:
         deterministic: True takes the cost table as it is; False lets it follow the steps it sees.
         max_prefill_tokens: prompt tokens read in one step at most; longer prompts are read in chunks.
         max_cache_bytes: what the slot caches may take; None allows what the device has free.
+        cuda_graphs: True records steps as CUDA graphs before the first one, or raises where that cannot be; "auto" does
+            so where it can be and a request may have so many new tokens that it should pay; False never does.
+        cuda_graph_batch_sizes: numbers of requests to record steps of, those beyond a call's slots left out; others run
+            as the next larger one, or eagerly. None for powers of two and the number of slots.
     """
 
     budget: float | str = "auto"
@@ -40,6 +44,8 @@ class DCutConfig:
     deterministic: bool = False
     max_prefill_tokens: int = 4096
     max_cache_bytes: int | None = None
+    cuda_graphs: bool | str = "auto"
+    cuda_graph_batch_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
@@ -56,6 +62,15 @@ class DCutConfig:
                 raise ValueError(f"dcut {name}={value!r}: give {wanted}")
         if not isinstance(self.deterministic, bool):
             raise TypeError(f"dcut deterministic={self.deterministic!r}: give True or False")
+        if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
+            raise ValueError(f"dcut cuda_graphs={self.cuda_graphs!r}: give 'auto', True or False")
+        sizes = self.cuda_graph_batch_sizes
+        if sizes is not None:
+            if not isinstance(sizes, (list, tuple)) or not sizes or not all(map(_is_count, sizes)):
+                raise ValueError(
+                    f"dcut cuda_graph_batch_sizes={sizes!r}: give one or more positive integers, such as (1, 4, 16)"
+                )
+            object.__setattr__(self, "cuda_graph_batch_sizes", tuple(sizes))
         # Tables come after this module, so one is known by what the budget asks of it.
         if not isinstance(self.cost_table, (str, os.PathLike)) and not hasattr(self.cost_table, "drafted"):
             raise TypeError(f"dcut cost_table={self.cost_table!r}: give 'auto', 'off', a path or a CostTable")

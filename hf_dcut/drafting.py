@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # What a model's or a look-up's code raises: shapes, dtypes, devices, indices, numbers. Interrupts and assertions, which
 # are our own, go up.
-_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class Drafting:
@@ -100,7 +100,7 @@ class Drafting:
         assert self.drafter is not None
         try:
             yield self.drafter
-        except _FAULTS as error:
+        except FAULTS as error:
             memory = isinstance(error, torch.OutOfMemoryError) and verb == "propose"
             if self.strict or memory:
                 raise

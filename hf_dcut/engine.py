@@ -3,7 +3,9 @@
     draft -> select (scores, budget, packing) -> verify -> accept (choosing, acceptance) -> commit -> observe
 
 Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, where rows
-are padded and prompts lie in `attention.py`, the reach of a block in `drafters/dflash/bound.py`.
+are padded and prompts lie in `attention.py`, the reach of a block in `drafters/dflash/bound.py`. A replayed step
+(`fixed_step.py` has its stages, and observes before it accepts) reads its outcome, and then its drafts' confidences in
+`replaying.py`.
 """
 
 from __future__ import annotations
@@ -15,22 +17,21 @@ import torch
 from torch import Tensor
 
 from hf_dcut.acceptance import accept
-from hf_dcut.budget import NonFiniteScores, cut
+from hf_dcut.budget import NonFiniteScores
 from hf_dcut.cache import SlotCache
 from hf_dcut.calibration import Calibration
-from hf_dcut.choosing import choose
+from hf_dcut.choosing import choose, takes_likeliest
 from hf_dcut.commit import commit
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafting import Drafting
-from hf_dcut.graphs import ExactShapes
-from hf_dcut.kernels import select_path
-from hf_dcut.packing import Chunk, join, pack, pack_plain
+from hf_dcut.graphs import Graphs
+from hf_dcut.packing import Chunk, join, pack_plain
+from hf_dcut.replaying import Replaying
 from hf_dcut.requests import Request, batch_of
 from hf_dcut.scheduling import Roster, chunks_of, common_cells, source_of
-from hf_dcut.scores import score
-from hf_dcut.selecting import select_at_once
+from hf_dcut.selecting import select
 from hf_dcut.skipping import SkipRule
 from hf_dcut.stats import Stats, StepRecord, Stopwatch
 from hf_dcut.target import Target
@@ -55,7 +56,7 @@ class Engine:
         config: how drafts are cut.
         costs: seconds of steps, needed for the "auto" budget.
         stats: where steps are counted.
-        shapes: sizes a step may have.
+        graphs: recorded steps; None where all run eagerly.
         agree: makes a tensor the same on all processes.
     """
 
@@ -68,12 +69,13 @@ class Engine:
         config: DCutConfig,
         costs: CostTable | None,
         stats: Stats,
-        shapes: ExactShapes | None = None,
+        graphs: Graphs | None = None,
         agree: Callable[[Tensor], Tensor] = same,
     ):
         self.target, self.cache, self.depth = target, cache, depth
         self.config, self.costs, self.stats = config, costs, stats
-        self.shapes, self.agree = shapes or ExactShapes(), agree
+        assert graphs is None or agree is same, "a recorded step asks no other process"
+        self.agree, self.replaying = agree, Replaying(graphs, costs, depth)
         self.drafting = Drafting(drafter, depth, config, target.vocabulary, agree)
         self.roster = Roster(cache.slots)
         self.reading = config.max_prefill_tokens
@@ -100,15 +102,19 @@ class Engine:
         decoding, reading = self.roster.decoding, self.roster.reading
         chunks = chunks_of(reading, self.reading)
         live = [*decoding, *reading[: len(chunks)]]
+        ratios = self._ratios(decoding)
         try:
-            row = self._verify(decoding, chunks, self._ratios(decoding), watch)
+            row = self._verify(decoding, chunks, ratios, watch)
         except torch.OutOfMemoryError as error:
             return self._shrink(error)
         committed = self._settle(row, live, watch)
         self.stats.occupy(self.cache.slots, self.cache.length, [request.length for request in live])
         self._share()
         self._release([request for request in live if request.finish_reason])
-        self._account(decoding, chunks, row, committed, watch)
+        chosen, ranked = self.replaying.read(row, ratios, self.calibration.belief)
+        if not ranked:
+            self.drafting.unranked()
+        self._account(decoding, chunks, row, chosen, committed, watch)
         _tell(live, committed.added)
         return [live[index] for index in committed.finished]
 
@@ -186,6 +192,10 @@ class Engine:
             ratios: budgets to choose from; None for a plain step.
             watch: takes the seconds of each stage.
         """
+        replayed = None if chunks else self.replaying.run(decoding, ratios)
+        if replayed is not None:
+            watch.lap("verify")
+            return replayed
         batch = batch_of(decoding, self.target.device)
         drafts = self.drafting.propose(batch, decoding) if ratios else None
         watch.lap("draft")
@@ -199,12 +209,15 @@ class Engine:
 
     def _settle(self, row: Verified, requests: Sequence[Request], watch: Stopwatch) -> Committed:
         """Returns what became part of the requests of the row, in its order."""
-        choice = choose(row.logits, row.packed, requests, row.proposal)
-        verdict = accept(self.agree(choice.token), row.packed)
+        verdict, choice = row.likeliest, None
+        if verdict is None or not takes_likeliest(requests) or any(r.keeps_scores for r in requests):
+            choice = choose(row.logits, row.packed, requests, row.proposal)
+            verdict = accept(self.agree(choice.token), row.packed)
         watch.lap("accept")
         committed = commit(verdict, row.packed, choice, row.logits, row.taps, requests, self.cache)
         watch.lap("commit")
-        self.drafting.observe(committed)
+        if not row.packed.fixed:
+            self.drafting.observe(committed)
         watch.lap("observe")
         return committed
 
@@ -214,9 +227,12 @@ class Engine:
         """Returns the packed row and the cut. Drafts that cannot be ranked are dropped: the step is plain."""
         if drafts is not None:
             try:
-                return select(drafts, batch, ratios, self.costs, self.shapes, reach, self.calibration.belief)
+                packed, chosen = select(drafts, batch, ratios, self.costs, reach, self.calibration.belief)
             except NonFiniteScores:
                 self.drafting.unranked()
+            else:
+                self.replaying.saw(chosen)
+                return packed, chosen
         return pack_plain(batch, reach), None
 
     def _ratios(self, decoding: Sequence[Request]) -> Sequence[float] | None:
@@ -233,11 +249,12 @@ class Engine:
         decoding: Sequence[Request],
         chunks: Sequence[Chunk],
         row: Verified,
+        chosen: Cut | None,
         committed: Committed,
         watch: Stopwatch,
     ) -> None:
         """Counts the step, and lets it correct the costs and the skipping of drafts."""
-        rows, seconds, chosen, total = len(decoding), watch.stop(), row.cut, len(row.packed)
+        rows, seconds, total = len(decoding), watch.stop(), len(row.packed)
         record = StepRecord(
             requests=[request.id for request in decoding],
             drafted=list(chosen.offered) if chosen else [0] * rows,
@@ -255,6 +272,8 @@ class Engine:
         if self.costs is None or chunks or not rows:
             return
         kv_length = max(request.length for request in decoding)
+        # The share of those who are somebody: a step of a few more rows cost as much as it did.
+        total = round(total * rows / (rows + row.spare))
         if not self.config.deterministic:
             self.costs.observe(rows, total if chosen else 0, seconds["total"], kv_length)
         if chosen and self.skip:
@@ -267,35 +286,3 @@ def _tell(requests: Sequence[Request], added: Sequence[int]) -> None:
     for request, count in zip(requests, added, strict=True):
         if request.listener is not None and count:
             request.listener(request.tokens[-count:], request.finish_reason is not None)
-
-
-def select(
-    drafts: Drafts,
-    batch: Batch,
-    ratios: Sequence[float],
-    costs: CostTable | None,
-    shapes: ExactShapes,
-    reach: int,
-    belief: float = 1.0,
-) -> tuple[Packed, Cut]:
-    """Returns the packed row of the best cut, and the cut.
-
-    Args:
-        drafts: up to D drafts a request.
-        batch: the requests.
-        ratios: budgets to choose from.
-        costs: seconds of steps; needed to choose between several ratios.
-        shapes: sizes a step may have.
-        reach: cells that any request can use after the step.
-        belief: how far the drafts' confidences held so far.
-
-    Raises:
-        NonFiniteScores: the drafts cannot be ranked.
-    """
-    if select_path(drafts.token.device, *drafts.token.shape) == "reference":
-        chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
-        packed = pack(drafts, chosen, batch, reach)
-    else:
-        packed, chosen = select_at_once(drafts, batch, ratios, costs, reach, belief)
-    assert shapes.round(len(batch), chosen.total) == (len(batch), chosen.total)
-    return packed, chosen

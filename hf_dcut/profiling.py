@@ -16,6 +16,7 @@ from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafters.wrapping import BoundWrapped
 from hf_dcut.engine import Engine
+from hf_dcut.graphs import Graphs
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target
@@ -44,6 +45,7 @@ def measure_costs(
     config: DCutConfig,
     batch_sizes: Iterable[int],
     kv_length: int,
+    graphs: Graphs | None = None,
 ) -> float:
     """Returns the seconds it took to fill the table for these batch sizes; entries that exist are kept.
 
@@ -53,9 +55,10 @@ def measure_costs(
         config: its ratios are measured, and the step that drafts but keeps nothing.
         batch_sizes: numbers of requests, at most the cache's slots.
         kv_length: cells in use while measuring.
+        graphs: recorded steps, which are then what is measured.
     """
     depth = costs.draft_tokens
-    engine = Engine(target, cache, BoundWrapped(drafter, _whole_blocks), depth, config, None, Stats())
+    engine = Engine(target, cache, BoundWrapped(drafter, _whole_blocks), depth, config, None, Stats(), graphs)
     engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:

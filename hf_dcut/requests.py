@@ -219,6 +219,16 @@ class Request:
 
 def batch_of(requests: Sequence[Request], device: torch.device | str) -> Batch:
     """Returns where the decoding requests stand, in their order."""
-    columns = [(r.slot, r.length, r.tokens[-1], r.room, r.seed, r.rope) for r in requests]
-    table = torch.tensor(columns, dtype=torch.int64).view(len(columns), 6).T.contiguous().to(device)
-    return Batch(*table)
+    return Batch(*table_of(requests, len(requests)).to(device))
+
+
+def table_of(requests: Sequence[Request], rows: int) -> Tensor:
+    """Returns the columns of a `Batch`, int64 [6, rows]: spare rows are empty requests, each in a slot of its own.
+
+    Args:
+        requests: those that decode; they lie in slots 0, 1, ..
+        rows: B, at least as many.
+    """
+    spare = [(slot, 0, 0, 0, 0, 0) for slot in range(len(requests), rows)]
+    columns = [(r.slot, r.length, r.tokens[-1], r.room, r.seed, r.rope) for r in requests] + spare
+    return torch.tensor(columns, dtype=torch.int64).view(rows, 6).T.contiguous()

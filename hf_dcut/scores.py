@@ -9,6 +9,7 @@ always form a prefix of every request.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from hf_dcut.kernels import survivals
 from hf_dcut.types import Batch, Drafts, Scores
@@ -21,6 +22,11 @@ def score(drafts: Drafts, batch: Batch) -> Scores:
         drafts: chains of up to N drafts.
         batch: the requests they were made for; drafts beyond a request's room are not valid.
     """
-    node = torch.arange(drafts.token.shape[1], device=drafts.token.device)
-    valid = node < torch.minimum(drafts.count, batch.room)[:, None]
+    valid = usable(drafts, batch)
     return Scores(survivals(drafts.confidence, valid), valid)
+
+
+def usable(drafts: Drafts, batch: Batch) -> Tensor:
+    """Returns which drafts are real and within their request's room, bool [B, N]."""
+    node = torch.arange(drafts.token.shape[1], device=drafts.token.device)
+    return node < torch.minimum(drafts.count, batch.room)[:, None]

@@ -1,19 +1,45 @@
-"""Drafts -> Packed and Cut by one kernel: `scores.py`, `budget.py` and `packing.py` at once, with one host read.
+"""Drafts -> Packed and Cut: `scores.py`, `budget.py` and `packing.py`, one after the other or in one kernel.
 
-The budget is chosen on the device, from the cost table's points; what comes back is the same as from the three stages.
+`select` takes the budget with the most expected tokens a second, which costs one host read. `select_fixed` fills a
+given number of places instead, and reads nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from hf_dcut.budget import NonFiniteScores, positions
+from hf_dcut import kernels
+from hf_dcut.budget import NonFiniteScores, cut, positions
 from hf_dcut.cost_table import CostTable
-from hf_dcut.kernels import QUANTUM, select
-from hf_dcut.packing import as_packed
+from hf_dcut.kernels import QUANTUM, select_path
+from hf_dcut.packing import as_packed, pack
+from hf_dcut.scores import score, usable
 from hf_dcut.types import Batch, Cut, Drafts, Packed
+
+
+def select(
+    drafts: Drafts, batch: Batch, ratios: Sequence[float], costs: CostTable | None, reach: int, belief: float = 1.0
+) -> tuple[Packed, Cut]:
+    """Returns the packed row of the best cut, and the cut, by whatever is fastest on the device.
+
+    Args:
+        drafts: up to D drafts a request.
+        batch: the requests.
+        ratios: budgets to choose from.
+        costs: seconds of steps; needed to choose between several ratios.
+        reach: cells that any request can use after the step.
+        belief: what survivals are scaled by for the choice: how far the drafts' confidences held so far.
+
+    Raises:
+        NonFiniteScores: the drafts cannot be ranked.
+    """
+    if select_path(drafts.token.device, *drafts.token.shape) != "reference":
+        return select_at_once(drafts, batch, ratios, costs, reach, belief)
+    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
+    return pack(drafts, chosen, batch, reach), chosen
 
 
 def select_at_once(
@@ -25,15 +51,10 @@ def select_at_once(
     belief: float = 1.0,
     path: str | None = None,
 ) -> tuple[Packed, Cut]:
-    """Returns the packed row of the best cut, and the cut.
+    """Returns the same from one kernel, which chooses the budget from the cost table's points.
 
     Args:
-        drafts: chains of D drafts a request.
-        batch: the requests.
-        ratios: budgets to choose from.
-        costs: seconds of steps; needed to choose between several ratios.
-        reach: cells that any request can use after the step.
-        belief: what survivals are scaled by for the choice.
+        drafts, batch, ratios, costs, reach, belief: as in `select`.
         path: "triton" or "reference"; None for the device's own.
 
     Raises:
@@ -46,10 +67,39 @@ def select_at_once(
     curve = torch.tensor([points, seconds], dtype=torch.float64).to(device, non_blocking=True)
     scale = torch.tensor([belief], dtype=torch.float64).to(device, non_blocking=True)
     row = (batch.anchor, batch.slot, batch.length, batch.rope)
-    chosen = select(drafts.confidence, drafts.token, drafts.count, batch.room, *row, budgets, curve, scale, path=path)
+    given = (drafts.confidence, drafts.token, drafts.count, batch.room, *row, budgets, curve, scale)
+    chosen = kernels.select(*given, path=path)
     # The step's only host read before verification.
     best, total, finite, promised, *offered = chosen.numbers.tolist()
     if not finite:
         raise NonFiniteScores("the drafter's confidences are not finite")
     packed = as_packed(chosen.columns[:, :total], chosen.start, chosen.used, depth, reach)
     return packed, Cut(chosen.keep, total, ratios[best], tuple(offered), promised * QUANTUM)
+
+
+def select_fixed(drafts: Drafts, batch: Batch, total: int, reach: int, path: str | None = None) -> Packed:
+    """Returns a packed row of exactly `total` places: the anchors and the likeliest drafts. Reads nothing on the host.
+
+    Drafts that are not there, beyond their request's room or without a finite confidence count as certain to fail, so
+    they only fill up what would be padding. Their cells lie behind their request's; a token that the target did not
+    choose is never accepted, and one past a request's end is never committed.
+
+    Args:
+        drafts: chains of D drafts a request; any token of the vocabulary where there is none.
+        batch: the requests, each in the slot of its row, and with D cells behind its room.
+        total: T, from B to B (D+1).
+        reach: as in `select`.
+        path: "triton" or "reference"; None for the device's own.
+    """
+    depth = drafts.token.shape[1]
+    confidence = torch.where(usable(drafts, batch) & drafts.confidence.isfinite(), drafts.confidence, 0.0)
+    all_of_them = torch.full_like(drafts.count, depth)
+    budget = torch.full_like(drafts.count[:1], total)
+    curve = torch.arange(2.0, dtype=torch.float64, device=budget.device).view(2, 1)
+    row = (batch.anchor, batch.slot, batch.length, batch.rope)
+    given = (confidence, drafts.token, all_of_them, all_of_them, *row, budget, curve, curve[1])
+    chosen = kernels.select(*given, path=path)
+    packed = as_packed(chosen.columns[:, :total], chosen.start, chosen.used, depth, reach)
+    # No position beyond those that the request can come to: there may be no embedding for it.
+    last = batch.length + batch.room.clamp_min(0) + batch.rope
+    return replace(packed, position=packed.position.minimum(last[packed.slot]), fixed=True)

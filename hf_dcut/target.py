@@ -21,8 +21,8 @@ from hf_dcut.cache import LayerShape, SlotCache
 from hf_dcut.types import Packed
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-# Relative difference allowed between the packed and the stock forward. A wrong mask or position gives 0.1 and more.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+# Relative difference allowed between two ways to the same logits. A wrong mask or position gives 0.1 and more.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 
 # K/V shapes of the models that passed the check; keyed by the model, so that nothing outlives it.
 _checked: WeakKeyDictionary[nn.Module, tuple[LayerShape, ...]] = WeakKeyDictionary()
@@ -209,14 +209,19 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
                 f"hand its keywords to attention and cache as dcut needs. Generate without dcut for this model"
             ) from error
     packed = torch.cat([first[:5], second[:4], first[5:], second[4:]])
-    difference = ((packed - stock).norm() / stock.norm()).item()
-    if not difference <= _TOLERANCE[stock.dtype]:
+    difference = relative_difference(packed, stock)
+    if not difference <= TOLERANCE[stock.dtype]:
         raise ValueError(
             f"{type(model).__name__} gives other logits for packed rows than for plain ones (relative difference "
-            f"{difference:.1e}, allowed {_TOLERANCE[stock.dtype]:.0e}): its attention does not go through "
+            f"{difference:.1e}, allowed {TOLERANCE[stock.dtype]:.0e}): its attention does not go through "
             f"Transformers' attention interface as dcut needs. Generate without dcut for this model"
         )
     return shapes
+
+
+def relative_difference(found: Tensor, expected: Tensor) -> float:
+    """Returns how far two tensors lie apart, as a share of the expected one. To be weighed against `TOLERANCE`."""
+    return ((found - expected).norm() / expected.norm()).item()
 
 
 def _ragged(rows: Sequence[Tensor], start: Sequence[int], end: Sequence[int]) -> Packed:

@@ -41,13 +41,15 @@ class Batch(Record):
     """What the drafter and the selection know of the B decoding requests, one row each.
 
     Attributes:
-        slot: int64 [B], where the request's K/V are kept. Live rows lie in slots 0 .. B-1; the spare rows of a
-            fixed-shape bucket point at the scratch slot.
+        slot: int64 [B], where the request's K/V are kept. Live rows lie in slots 0 .. B-1; the spare rows of a fixed
+            shape lie behind them, in slots that nobody uses.
         length: int64 [B], cells of the slot in use: everything committed but the anchor.
         anchor: int64 [B], the last committed token. It has no K/V yet; it goes to cell `length`.
         room: int64 [B], how many drafts could still be committed before the request's maximum length.
         seed: int64 [B], key of the request's random numbers.
         rope: int64 [B], what is added to a cell to get the position RoPE sees (0 for text).
+        reach: cells of a slot that drafters look at, in steps of a fixed shape; None for just as many as the longest
+            request needs, which the device must be asked for.
     """
 
     slot: Tensor
@@ -56,6 +58,7 @@ class Batch(Record):
     room: Tensor
     seed: Tensor
     rope: Tensor
+    reach: int | None = None
 
     def __len__(self) -> int:
         return self.slot.shape[0]
@@ -162,6 +165,8 @@ class Packed(Record):
             of them reaches at most, most rows of one decoding request.
         ancestors: bool [T, widest request], which rows of its own request a token may see; None for chains, where it
             sees all rows up to itself.
+        fixed: whether T is given beforehand, so that nothing of the row may be read on the host until it has run. Spare
+            rows of the batch come last in it, and belong to nobody.
     """
 
     token: Tensor
@@ -177,6 +182,7 @@ class Packed(Record):
     reach: int
     width: int
     ancestors: Tensor | None = None
+    fixed: bool = False
 
     def __len__(self) -> int:
         return self.token.shape[0]
@@ -205,6 +211,10 @@ class Verified(Record):
         proposal: the distribution they were drawn from, if they were.
         logits: [L, V] of `packed.logit_rows`.
         taps: [T, F] outputs of the tapped layers, or None.
+        told, ratio: of a drafted step whose shape was fixed: what its cut is read from once it is over, float64
+            [B, D+1], and the budget it was given; None in others.
+        spare: rows of the batch that belonged to nobody.
+        likeliest: the verdict where the likeliest tokens are the target's; None where it has not been given yet.
     """
 
     packed: Packed
@@ -212,6 +222,10 @@ class Verified(Record):
     proposal: Proposal | None
     logits: Tensor
     taps: Tensor | None
+    told: Tensor | None = None
+    ratio: float | None = None
+    spare: int = 0
+    likeliest: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hf_dcut
-from hf_dcut import attention, engine
+from hf_dcut import attention, selecting
 
 # One full layer, then two with a window shorter than the text.
 WINDOWS = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
@@ -37,9 +37,9 @@ def test_generates_what_the_target_does(
 
     monkeypatch.setattr(attention, "attention_path", lambda *given: "triton")
     monkeypatch.setattr(attention, "ragged_attention", count("attention", attention.ragged_attention))
-    monkeypatch.setattr(engine, "select_path", lambda *given: "triton")
+    monkeypatch.setattr(selecting, "select_path", lambda *given: "triton")
     monkeypatch.setattr("hf_dcut.kernels.select_path", lambda *given: "triton")
-    monkeypatch.setattr(engine, "select_at_once", count("select", engine.select_at_once))
+    monkeypatch.setattr(selecting, "select_at_once", count("select", selecting.select_at_once))
     target = make_target("qwen3", dtype=torch.float32, eos_token_id=None, **WINDOWS).to(device)
     prompts = {name: x.to(device) for name, x in make_prompts(3, longest=8).items()}
     plain = target.generate(**prompts, max_new_tokens=8, do_sample=False)

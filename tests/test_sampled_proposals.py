@@ -18,9 +18,8 @@ from hf_dcut.acceptance import accept
 from hf_dcut.choosing import choose
 from hf_dcut.drafters import DFlashDrafter, Drafter
 from hf_dcut.drawing import draw_drafts
-from hf_dcut.engine import select
-from hf_dcut.graphs import ExactShapes
 from hf_dcut.requests import Request
+from hf_dcut.selecting import select
 from hf_dcut.target import Target
 from hf_dcut.types import Batch, Drafts, Packed, Proposal, Verdict
 
@@ -256,7 +255,7 @@ def commit_first(pairs: int, seed: int, draw: Callable[..., Drafts]) -> torch.Te
     ones = torch.ones(rows, dtype=torch.int64)
     batch = Batch(torch.arange(rows), ones, 0 * ones, 9 * ones, seed + torch.arange(rows), 0 * ones)
     drafts = draw(logits, None, batch, requests, 4)
-    packed, cut = select(drafts, batch, (0.75,), None, ExactShapes(), 9)
+    packed, cut = select(drafts, batch, (0.75,), None, 9)
     assert cut.total == 3 * pairs
     request = torch.searchsorted(packed.start[1:].long(), torch.arange(len(packed)), right=True)
     choice = choose(logits[request, 0], packed, requests, drafts.proposal)

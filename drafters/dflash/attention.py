@@ -31,8 +31,10 @@ class BlockAttention:
         self.batch, self.offsets, self.rows = batch, offsets, len(batch)
         self.slot = batch.slot[:, None].expand(-1, len(offsets)).flatten()
         self.cell = (batch.length[:, None] + offsets).flatten()
-        # The one host read of a draft: how far the slice of cells must go.
-        self.reach = int(batch.length.max()) + len(offsets)
+        # The one host read of a draft, unless it is given: how far the slice of cells must go.
+        self.reach = int(batch.length.max()) + len(offsets) if batch.reach is None else batch.reach
+        # One request sees all cells of its slice where that goes no further than its block.
+        self.sees_all = len(batch) == 1 and batch.reach is None
         self._masks: dict[tuple[int, int | None, bool], Tensor | None] = {}
 
     def __call__(
@@ -83,7 +85,7 @@ class BlockAttention:
         length, cell = self.batch.length[:, None, None, None], torch.arange(self.reach, device=self.offsets.device)
         seen = cell < length + len(self.offsets)
         if window is None and not causal:
-            return seen if self.rows > 1 else None
+            return None if self.sees_all else seen
         # How far back a cell lies from a row; negative for cells behind it.
         back = length + self.offsets[-rows:, None] - cell
         if causal:

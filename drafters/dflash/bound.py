@@ -42,6 +42,8 @@ class BoundDFlash(BoundDrafter):
         slots, length: as in `Drafter.bind`.
     """
 
+    capturable = True
+
     def __init__(self, model: DFlashModel, target: PreTrainedModel, slots: int, length: int):
         self.model, self.config = model, model.config
         weight = model.fc.weight

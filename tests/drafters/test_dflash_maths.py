@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from hf_dcut.drafters.dflash import DFlashDrafter, DFlashModel
@@ -388,6 +389,23 @@ def test_a_ragged_batch_is_drafted_as_the_equations_say(
     session.check(stories)
     session.commit(stories, [block, 1, 1])
     session.check(stories)
+
+
+@pytest.mark.parametrize(("kind", "options"), SHAPES)
+def test_a_given_reach_spares_the_host_read_and_changes_nothing(
+    make_target: Any, make_drafter: Any, kind: str, options: dict[str, Any]
+) -> None:
+    target = make_target(kind)
+    session = Session(make_drafter(target, **options), target, slots=3)
+    stories = [Story(0), Story(1, rope=6), Story(2)]
+    session.commit(stories, [4, 1, 7])
+    for rows in (1, 3):
+        batch = session.batch(stories[:rows])
+        exact, given = (session.bound.propose(replace(batch, reach=reach)) for reach in (None, 40))
+        assert torch.equal(exact.token, given.token)
+        torch.testing.assert_close(given.confidence, exact.confidence, rtol=CONFIDENCE, atol=0)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert session.bound.propose(replace(batch, reach=40)).token.shape == exact.token.shape
 
 
 def without(drafter: DFlashDrafter, features: dict[str, Any]) -> DFlashDrafter:

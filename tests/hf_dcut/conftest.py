@@ -1,11 +1,15 @@
-"""What the tests of the stages share: a batch of requests, written in columns of small numbers."""
+"""What the tests of the stages share: a batch of requests in columns of small numbers, and a watch on host reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_dcut.types import Batch
 
@@ -33,3 +37,43 @@ def build_batch(
 def make_batch() -> Callable[..., Batch]:
     """`make_batch(length, room=None, anchor=None, rope=())`, one number a request in each."""
     return build_batch
+
+
+class HostRead(AssertionError):
+    """The host asked for a number that the device had to give, or sent it one."""
+
+
+class _NoReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masks = name.startswith("index") and any(x is not None and x.dtype == torch.bool for x in _tensors(args[1:2]))
+        if masks or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2"):
+            raise HostRead(name)
+        return func(*args, **(kwargs or {}))
+
+
+class _NoLists(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("tolist", "numpy", "cpu", "tensor", "as_tensor"):
+            raise HostRead(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+@contextmanager
+def _without_host_reads() -> Iterator[None]:
+    with _NoReads(), _NoLists():
+        yield
+
+
+@pytest.fixture(scope="session")
+def no_host_reads() -> Callable[[], AbstractContextManager[None]]:
+    """`with no_host_reads():` raises `HostRead` for what a CUDA graph cannot hold."""
+    return _without_host_reads

@@ -58,6 +58,18 @@ def test_deterministic_is_a_bool(value: Any) -> None:
         DCutConfig(deterministic=value)
 
 
+@pytest.mark.parametrize("value", [None, 1, 0, "yes", "True"])
+def test_cuda_graphs_are_asked_for_or_not(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"cuda_graphs={value!r}: give 'auto', True or False"):
+        DCutConfig(cuda_graphs=value)
+
+
+@pytest.mark.parametrize("value", [(), 4, "4", (0,), (2, -1), (1.5,), (True,)])
+def test_sizes_of_graphs_that_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"cuda_graph_batch_sizes=.*give one or more positive integers"):
+        DCutConfig(cuda_graph_batch_sizes=value)
+
+
 @pytest.mark.parametrize("value", [None, 3, True, 2.5, ["costs.json"]])
 def test_cost_tables_that_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"cost_table=.*give 'auto', 'off', a path or a CostTable"):
@@ -96,6 +108,8 @@ def test_unknown_keys_are_named_and_the_known_ones_listed() -> None:
         {},
         {"budget": 0.5, "proposals": "sampled"},
         {"ratios": (0.5, 1.0), "draft_tokens": 3, "deterministic": True},
+        {"cuda_graphs": True, "cuda_graph_batch_sizes": (1, 8)},
+        {"cuda_graphs": False},
         {"cost_table": Path("some") / "costs.json", "max_prefill_tokens": 7, "max_cache_bytes": 8},
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from hf_dcut.budget import NonFiniteScores, cut
 from hf_dcut.cost_table import CostTable
 from hf_dcut.packing import pack
 from hf_dcut.scores import score
-from hf_dcut.selecting import select_at_once
+from hf_dcut.selecting import select_at_once, select_fixed
 from hf_dcut.types import Batch, Cut, Drafts, Packed
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
@@ -82,3 +82,47 @@ def test_what_cannot_be_ranked_is_refused(make_batch: Callable[..., Batch], bad:
     drafts = Drafts.chain(torch.ones(2, 3).long(), torch.tensor([[0.5, bad, 0.5], [0.5] * 3]))
     with pytest.raises(NonFiniteScores, match="not finite"):
         select_at_once(drafts, make_batch([4, 5]), (0.5,), None, 99)
+
+
+@pytest.mark.parametrize(("path", "examples"), [("reference", 100), ("triton", 15)])
+def test_a_given_number_of_places_is_filled_with_the_best_drafts_and_then_the_others(
+    make_batch: Callable[..., Batch], path: str, examples: int
+) -> None:
+    if path == "triton":
+        pytest.importorskip("triton")
+
+    @settings(deadline=None, max_examples=examples)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        drafts, batch = draw_request(data, make_batch)
+        # Real drafts that are certain to fail are worth no more than those that are not there.
+        drafts = replace(drafts, confidence=drafts.confidence.clamp_min(0.01))
+        rows, depth = drafts.token.shape
+        total = data.draw(st.integers(rows, rows * (depth + 1)), "T")
+        packed = select_fixed(drafts, batch, total, 99, path)
+        exact, _ = by_stages(drafts, batch, (total / (rows * (depth + 1)),), None)
+        kept, wanted = packed.start.diff() - 1, exact.start.diff() - 1
+        assert (len(packed), int(packed.start[-1]), packed.fixed) == (total, total, True)
+        if len(exact) == total:
+            assert_same(packed, replace(exact, fixed=True))
+        # Fewer real drafts than places: all of them are there, in front.
+        assert (kept >= wanted).all()
+        assert (kept <= depth).all()
+        row = torch.repeat_interleave(torch.arange(rows), kept + 1)
+        assert torch.equal(packed.slot, row)
+        assert torch.equal(packed.cell, batch.length[row] + packed.node + 1)
+        assert torch.equal(packed.token, torch.cat([batch.anchor[:, None], drafts.token], 1)[row, packed.node + 1])
+        last = batch.length + batch.room + batch.rope
+        assert torch.equal(packed.position, torch.minimum(packed.cell + batch.rope[row], last[row]))
+
+    check()
+
+
+@pytest.mark.parametrize("path", ["reference", "triton"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_cannot_be_ranked_fills_places_last(make_batch: Callable[..., Batch], bad: float, path: str) -> None:
+    if path == "triton":
+        pytest.importorskip("triton")
+    drafts = Drafts.chain(torch.arange(6).view(2, 3), torch.tensor([[bad, 1.0, 1.0], [0.1] * 3]))
+    sizes = [select_fixed(drafts, make_batch([4, 5]), total, 99, path).start.diff().tolist() for total in (2, 5, 8)]
+    assert sizes == [[1, 1], [1, 4], [4, 4]]

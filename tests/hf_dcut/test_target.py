@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -277,6 +278,22 @@ def test_logits_are_those_of_the_wanted_rows(tiny_qwen3: Callable[..., PreTraine
         plain = torch.cat([model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
     assert tapped is None
     assert torch.allclose(logits, plain, rtol=SLACK, atol=SLACK)
+
+
+def test_parts_without_attention_may_be_compiled_for_rows_of_any_number(
+    tiny_qwen3: Callable[..., PreTrainedModel],
+) -> None:
+    model, rows = tiny_qwen3(), [prompts_row(PROMPTS[:n]) for n in (3, 1, 2)]
+    with torch.no_grad(), Target(model) as target:
+        expected = [target.forward(row, make_cache(target))[0] for row in rows]
+        for layer in model.model.layers:
+            for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
+                part.compile(dynamic=True, backend="eager")
+        counters.clear()
+        for row, wanted in zip(rows, expected, strict=True):
+            assert torch.equal(target.forward(row, make_cache(target))[0], wanted)
+    assert counters["stats"]["unique_graphs"] == 2, "one for all norms, one for all MLPs"
+    assert not counters["graph_break"]
 
 
 def hooks(model: PreTrainedModel) -> int:

@@ -12,8 +12,7 @@ from hf_dcut.bench.gpu.rig import Rig
 from hf_dcut.bench.kernel_check import host_seconds
 from hf_dcut.bench.surface import published
 from hf_dcut.config import PAPER_RATIOS
-from hf_dcut.engine import select
-from hf_dcut.graphs import ExactShapes
+from hf_dcut.selecting import select
 from hf_dcut.types import Batch, Drafts
 
 
@@ -30,7 +29,7 @@ def selection(rig: Rig, clock: Clock) -> dict[str, Any]:
         drafts = Drafts.chain(torch.ones(rows, depth, dtype=torch.int64, device=device), confidence)
         slot, full = torch.arange(rows, device=device), torch.full((rows,), depth, device=device)
         batch = Batch(slot, full, full, full, slot, slot * 0)
-        run = partial(select, drafts, batch, PAPER_RATIOS, rig.costs, ExactShapes(), 2 * depth)
+        run = partial(select, drafts, batch, PAPER_RATIOS, rig.costs, 2 * depth)
         seconds = host_seconds(run, device)
         shares = {"share_p50": seconds["p50"] / whole, "share_p95": seconds["p95"] / whole}
         found.append({"B": rows, **seconds, **shares})
