@@ -140,7 +140,8 @@ def open_pair(model: PreTrainedModel, drafter: Drafter, bucket: int, recorder: R
             step = FixedStep(engine.target, engine.cache, engine.drafting.drafter, depth)
             engine.replaying.graphs = Graphs(step, shapes, recording)
             engines.append(engine)
-        yield Pair(*engines, counted)
+        graphed, eager = engines
+        yield Pair(graphed, eager, counted)
 
 
 def compare(pair: Pair, prompts: list[list[int]], rows: int, steps: int, clock: Clock) -> dict[str, Any]:
