@@ -9,7 +9,7 @@ and their inputs and logits are buffers that were there before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -97,18 +97,6 @@ class Graphs:
         self._told = False
         self._record(sorted(set(shapes), key=lambda shape: (max(shape), shape), reverse=True), recorder)
 
-    def round(self, requests: int, total: int) -> Shape | None:
-        """Returns the smallest recorded shape for so many requests and packed tokens; None where there is none.
-
-        A spare request takes one place of the row.
-        """
-        rows = min((b for b, t in self.replays if b >= requests and bool(t) == bool(total)), default=None)
-        if rows is None:
-            return None
-        totals = sorted(t for b, t in self.replays if b == rows and bool(t) == bool(total))
-        wanted = total + rows - requests
-        return rows, next((t for t in totals if t >= wanted), totals[-1])
-
     def run(self, requests: Sequence[Request], total: int) -> FixedRow | None:
         """Returns the verified row of these requests; None where no shape holds them.
 
@@ -116,7 +104,7 @@ class Graphs:
             requests: those in slots 0 .. B-1, and nobody lies behind them.
             total: packed tokens wanted; 0 for a step without drafts.
         """
-        shape = self.round(len(requests), total)
+        shape = smallest(self.replays, len(requests), total)
         if shape is None:
             self._tell(len(requests), total)
             return None
@@ -174,6 +162,18 @@ class Graphs:
                 *(requests, kind),
             )
         self._told = True
+
+
+def smallest(shapes: Iterable[Shape], requests: int, total: int) -> Shape | None:
+    """Returns the smallest shape that holds so many requests and packed tokens; None where there is none.
+
+    Args:
+        shapes: to choose from.
+        requests: B. Those that are spare take one place of the row each.
+        total: T; 0 for a step without drafts, which takes no other.
+    """
+    fits = (s for s in shapes if s[0] >= requests and (s[1] >= total + s[0] - requests if total else s[1] == 0))
+    return min(fits, default=None)
 
 
 def recorder_for(device: torch.device) -> Recorder | None:

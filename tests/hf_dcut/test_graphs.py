@@ -5,6 +5,7 @@ On a CPU a recorder stands in that replays by calling the function again, so eve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -18,13 +19,15 @@ from transformers import PreTrainedModel
 from hf_dcut import attention
 from hf_dcut import graphs as graphs_module
 from hf_dcut.assembly import open_engine
+from hf_dcut.budget import positions
 from hf_dcut.config import DCutConfig
-from hf_dcut.cost_table import CostTable
+from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.oracle import BoundOracle, OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.fixed_step import FixedRow
+from hf_dcut.graphs import smallest
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 
@@ -146,6 +149,36 @@ def test_at_any_budget(recorder: CallAgain, model: PreTrainedModel, texts: list[
     assert (stats.drafted_steps > 0) == (budget != "none")
 
 
+@pytest.mark.parametrize("ratio", [0.1, 0.25, 0.5, 0.6, 1.0])
+@pytest.mark.parametrize("depth", [1, 3, 15])
+def test_every_step_of_a_budget_fits_into_the_next_size(ratio: float, depth: int) -> None:
+    sizes = (1, 2, 4, 8, 11)
+    shapes = [(b, t) for b in sizes for t in (0, positions(ratio, b, depth))]
+    for requests in range(1, 12):
+        rows = next(b for b in sizes if b >= requests)
+        assert smallest(shapes, requests, positions(ratio, requests, depth)) == (rows, positions(ratio, rows, depth))
+        assert smallest(shapes, requests, 0) == (rows, 0)
+
+
+@pytest.mark.parametrize(
+    ("requests", "total", "shape"),
+    [
+        (1, 1, (2, 4)),
+        (2, 4, (2, 4)),
+        (2, 5, (4, 8)),  # two spare rows: seven places
+        (2, 6, (4, 8)),
+        (2, 7, None),  # two spare rows: nine places
+        (3, 7, (4, 8)),
+        (4, 9, None),
+        (5, 5, None),
+        (3, 0, (4, 0)),
+        (5, 0, None),
+    ],
+)
+def test_the_smallest_shape_that_holds_a_step(requests: int, total: int, shape: tuple[int, int] | None) -> None:
+    assert smallest([(4, 8), (4, 0), (2, 0), (2, 4)], requests, total) == shape
+
+
 def test_sizes_are_rounded_up(recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]]) -> None:
     """Seven requests, of which fewer and fewer go on, run as 7, 4, 2 or 1."""
     run(model, make_drafter("dflash", model, texts), 7, make_requests(), budget=0.5, max_prefill_tokens=99)
@@ -207,8 +240,12 @@ def test_costs_are_those_of_replayed_steps(recorder: CallAgain, model: PreTraine
     with open_engine(model, PromptLookupDrafter(D), config, 3, 4, 40) as engine:
         assert engine.costs is not None
         assert engine.costs.fingerprint["cuda_graphs"] is True
-        measured = {(b, t or b) for b, row in engine.costs.seconds[16].items() for t in row}
-    assert set(recorder.replays) - {(3, t) for t in (3, 6, 12)} == measured - {(1, 1), (2, 2)} | {(1, 1), (2, 2)}
+        assert set(engine.costs.seconds[16]) == {1, 2}
+    counts = Counter(recorder.replays)
+    # All are tried once; powers of two are measured, without drafts and at each ratio.
+    measured = {(b, t) for b in (1, 2) for t in (b, 2 * b, 4 * b)}
+    assert {shape for shape, count in counts.items() if count == 1} == {(3, 3), (3, 6), (3, 12)}
+    assert {shape for shape, count in counts.items() if count > WARM_UP + REPEATS} == measured
 
 
 def test_beyond_the_sizes_steps_run_eagerly_and_that_is_said_once(
