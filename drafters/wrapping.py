@@ -38,10 +38,11 @@ class Wrapped(Drafter):
 
 
 class BoundWrapped(BoundDrafter):
-    """The same while it serves a call; arguments as of `Wrapped`."""
+    """The same while it serves a call; arguments as of `Wrapped`. A graph can hold it if the function says so too."""
 
     def __init__(self, drafter: BoundDrafter, change: Change):
         self.drafter, self.change = drafter, change
+        self.capturable = drafter.capturable and getattr(change, "capturable", False)
 
     def observe(self, committed: Committed) -> None:
         self.drafter.observe(committed)

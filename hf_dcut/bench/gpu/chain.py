@@ -29,7 +29,10 @@ class ChainOracle:
 
     Attributes:
         profile: float32 [M]; another one of the same size may be written into it.
+        capturable: a CUDA graph can hold it.
     """
+
+    capturable = True
 
     def __init__(
         self, vocabulary: int, draft_tokens: int, profile: Sequence[float], longest: int, device: torch.device

@@ -51,6 +51,7 @@ def costs(rig: Rig, clock: Clock) -> dict[str, Any]:
         "ceilings": rig.ceilings.to_dict(),
         "cells": cells,
         "plain": plain,
+        "graphed": [rows for rows, graphed in rig.graphed.items() if graphed],
         "unsteady": len(rig.costs.unsteady),
         "targets": len(goals),
         "targets_met": sum(goals),

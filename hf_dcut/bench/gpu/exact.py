@@ -15,13 +15,11 @@ from transformers import PreTrainedModel
 from hf_dcut.bench import peers
 from hf_dcut.bench.drafter import ORACLE_PROFILE
 from hf_dcut.bench.gpu.clock import Clock
-from hf_dcut.bench.gpu.rig import Rig
+from hf_dcut.bench.gpu.rig import Rig, made_up_costs
 from hf_dcut.bench.gpu.shapes import random_prompts, varied_model
 from hf_dcut.bench.lossless import TIE, agreement
 from hf_dcut.bench.policies import BUDGETS
-from hf_dcut.budget import positions
-from hf_dcut.config import PAPER_RATIOS, DCutConfig
-from hf_dcut.cost_table import CostTable
+from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.oracle import OracleDrafter
 
@@ -65,19 +63,13 @@ def _compare(
     """Returns how the answers under a budget compare with the plain ones."""
     batch = peers.padded(prompts, model.device)
     share = budget if budget in ("none", "auto") else float(budget)
-    costs = _made_up_costs(len(prompts), drafter.draft_tokens)
-    config = DCutConfig(budget=share, cost_table=costs, deterministic=True)
+    costs, sizes = made_up_costs(len(prompts), drafter.draft_tokens), (len(prompts),)
+    config = DCutConfig(budget=share, cost_table=costs, deterministic=True, cuda_graph_batch_sizes=sizes)
     options = {"max_new_tokens": len(plain[0]), "do_sample": False, "return_dict_in_generate": True}
     out = model.generate(**batch, **options, assistant_model=drafter, dcut=config)
     ours = out.sequences[:, batch["input_ids"].shape[1] :].tolist()
     found = agreement(model, prompts, ours, plain).to_dict()
     return {**found, "accepted_a_step": out.stats.mean_accepted_tokens, "drafted_steps": out.stats.drafted_steps}
-
-
-def _made_up_costs(rows: int, depth: int) -> CostTable:
-    """Returns costs of which no budget is always the best one, so that "auto" takes several."""
-    drafted = {positions(share, rows, depth): 1.0 + share for share in PAPER_RATIOS}
-    return CostTable.from_rows({rows: {0: 1.0, **drafted}}, depth)
 
 
 @torch.no_grad()

@@ -1,13 +1,13 @@
-"""Steps replayed as CUDA graphs against the same steps run eagerly on the same buckets, bit for bit.
+"""Steps replayed as CUDA graphs against the same steps run eagerly at the same shapes, bit for bit.
 
-All this file has to know of graphs is `Pair`: two engines over the same model and drafter, of which one replays graphs
-and the other runs the very same padded shapes one kernel after the other.
+Two engines take the same requests through the same steps. One replays graphs; the other does what the graphs were
+recorded from, one kernel after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -15,21 +15,67 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_dcut.assembly import open_engine
 from hf_dcut.bench.gpu.clock import Clock
-from hf_dcut.bench.gpu.rig import Rig
+from hf_dcut.bench.gpu.rig import Rig, made_up_costs
 from hf_dcut.bench.gpu.shapes import chain_model, random_prompts
+from hf_dcut.budget import positions
+from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.engine import Engine
+from hf_dcut.fixed_step import FixedRow, FixedStep
+from hf_dcut.graphs import Graphs, Recorder, recorder_for
 from hf_dcut.requests import Request
-from hf_dcut.stats import StepRecord
+from hf_dcut.stats import Stats, StepRecord
 
-# Requests of the runs: their prompts and new tokens. They come and go, so that slots move.
-_SHORTEST, _LONGEST, _NEW = 4, 24, 40
+# Requests of the runs: their prompts and new tokens. They come and go, so that slots move; steps that read prompts are
+# not replayed, so answers are long.
+_SHORTEST, _LONGEST, _NEW = 4, 24, 400
 # Steps between two looks at all K/V.
 _LOOK = 50
 # Different requests; they come again and again.
 _KINDS = 64
 _BUCKET = 16
+
+
+class CallAgain:
+    """In the place of a recorder: what it gives back does everything anew, eagerly."""
+
+    def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
+        """Returns the function itself."""
+        return run
+
+    def bytes(self) -> int:
+        """Returns 0: nothing is kept."""
+        return 0
+
+
+class Counted:
+    """A recorder whose replays are counted.
+
+    Args:
+        recorder: which.
+
+    Attributes:
+        replays: how many there were.
+    """
+
+    def __init__(self, recorder: Recorder):
+        self.recorder, self.replays = recorder, 0
+
+    def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
+        """Returns the replay."""
+        replay = self.recorder.record(run)
+
+        def counted() -> FixedRow:
+            self.replays += 1
+            return replay()
+
+        return counted
+
+    def bytes(self) -> int:
+        """Returns what the recorder says."""
+        return self.recorder.bytes()
 
 
 @dataclass(frozen=True)
@@ -38,39 +84,31 @@ class Pair:
 
     Attributes:
         graphed: replays CUDA graphs.
-        eager: runs the same buckets without. Both keep the records of their steps, and choose budgets by one table of
-            costs that does not follow the clock (`DCutConfig(deterministic=True)`).
+        eager: runs the same shapes without; both keep the records of their steps.
+        recorder: of the graphs.
     """
 
     graphed: Engine
     eager: Engine
-
-
-# From model, drafter, slots and longest request to a pair.
-OpenPair = Callable[[PreTrainedModel, Drafter, int, int], AbstractContextManager[Pair]]
-
-
-def graph_pairs() -> OpenPair | None:
-    """Returns how a pair is opened; None, as the engine of this version has no graphs."""
-    return None
+    recorder: Counted
 
 
 def graphs(rig: Rig, clock: Clock) -> dict[str, Any]:
     """Returns whether graphs do what eager steps do, for a batch below, at and above a bucket."""
-    open_pair = graph_pairs()
-    if open_pair is None:
-        return {"state": "not available", "reason": "not available in this version"}
-    return compare_around(rig, clock, open_pair, 2 if rig.tiny else _BUCKET)
+    recorder = recorder_for(rig.device)
+    if recorder is None:
+        return {"state": "not available", "reason": "CUDA graphs need a CUDA device"}
+    return compare_around(rig, clock, recorder, 2 if rig.tiny else _BUCKET)
 
 
-def compare_around(rig: Rig, clock: Clock, open_pair: OpenPair, bucket: int) -> dict[str, Any]:
-    """Returns the comparison with one request fewer than a bucket, as many, and one more.
+def compare_around(rig: Rig, clock: Clock, recorder: Recorder, bucket: int) -> dict[str, Any]:
+    """Returns the comparison with one request fewer than a graph holds, as many, and one more.
 
     Args:
         rig: whose sizes count.
         clock: steps that no longer fit are left out, and said.
-        open_pair: from model, drafter, slots and longest request to two engines.
-        bucket: requests that graphs are recorded for.
+        recorder: of the engine that replays.
+        bucket: requests that graphs are recorded for, and twice as many.
     """
     shape, steps = rig.sizes.graph_shape, rig.sizes.graph_steps
     model = chain_model(shape, rig.device, rig.sizes.dtype)
@@ -78,31 +116,55 @@ def compare_around(rig: Rig, clock: Clock, open_pair: OpenPair, bucket: int) -> 
     drafter, _ = rig.oracle_drafter(model, rig.random_drafter(model), _LONGEST + _NEW)
     runs = []
     for rows in (bucket - 1, bucket, bucket + 1):
-        with open_pair(model, drafter, rows, _LONGEST + _NEW) as pair:
-            runs.append({"rows": rows, **compare(pair, prompts, steps // 3, clock)})
+        with open_pair(model, drafter, bucket, recorder) as pair:
+            runs.append({"rows": rows, **compare(pair, prompts, rows, steps // 3, clock)})
     skipped = [{"what": f"B = {run['rows']}", "why": run["skipped"]} for run in runs if run["skipped"]]
     return {"bucket": bucket, "runs": runs, "passed": all(run["fault"] is None for run in runs), "skipped": skipped}
 
 
-def compare(pair: Pair, prompts: list[list[int]], steps: int, clock: Clock) -> dict[str, Any]:
-    """Returns how many steps two engines took alike, and what differed first; None when nothing did.
+@contextmanager
+def open_pair(model: PreTrainedModel, drafter: Drafter, bucket: int, recorder: Recorder) -> Iterator[Pair]:
+    """Gives two engines with recorded steps of `bucket` and twice as many requests, at all budgets.
+
+    Budgets are chosen by made-up costs, which do not follow the clock, so both choose alike.
+    """
+    slots, depth = 2 * bucket, drafter.draft_tokens
+    config = DCutConfig(cost_table=made_up_costs(slots, depth), deterministic=True, cuda_graphs=False)
+    shapes = [(b, t) for b in (bucket, slots) for t in {0, *(positions(r, b, depth) for r in config.ratios)}]
+    with ExitStack() as stack:
+        engines, counted = [], Counted(recorder)
+        for recording in (counted, CallAgain()):
+            sizes = (slots, 1, _LONGEST + _NEW)
+            opened = open_engine(model, drafter, config, *sizes, stats=Stats(records=[]))
+            engine = stack.enter_context(opened)
+            step = FixedStep(engine.target, engine.cache, engine.drafting.drafter, depth)
+            engine.replaying.graphs = Graphs(step, shapes, recording)
+            engines.append(engine)
+        graphed, eager = engines
+        yield Pair(graphed, eager, counted)
+
+
+def compare(pair: Pair, prompts: list[list[int]], rows: int, steps: int, clock: Clock) -> dict[str, Any]:
+    """Returns how many steps two engines took alike, how many were replayed, and what differed first.
 
     Compared are tokens, drafts kept and accepted, budgets and row lengths at every step, and all K/V in use now and
     then and at the end.
     """
-    ours, theirs = _requests(prompts), _requests(prompts)
+    sources, before = (_requests(prompts), _requests(prompts)), pair.recorder.replays
+    found: dict[str, Any] = {"steps": 0, "replayed": 0, "fault": None, "skipped": None}
     for step in range(steps):
         if (why := clock.late()) is not None:
-            return {"steps": step, "fault": None, "skipped": f"{why}, {steps - step} steps left"}
-        for engine, source in ((pair.graphed, ours), (pair.eager, theirs)):
-            while len(engine.roster.live) + len(engine.roster.waiting) < engine.cache.slots:
+            return {**found, "skipped": f"{why}, {steps - step} steps left"}
+        for engine, source in zip((pair.graphed, pair.eager), sources, strict=True):
+            while len(engine.roster.live) + len(engine.roster.waiting) < rows:
                 engine.roster.add(next(source))
             engine.step()
+        found |= {"steps": step + 1, "replayed": pair.recorder.replays - before}
         look = step % _LOOK == 0 or step == steps - 1
         fault = _step_fault(pair) or (_cache_fault(pair) if look else None)
         if fault is not None:
-            return {"steps": step + 1, "fault": f"step {step}: {fault}", "skipped": None}
-    return {"steps": steps, "fault": None, "skipped": None}
+            return {**found, "fault": f"step {step}: {fault}"}
+    return found
 
 
 def _requests(prompts: list[list[int]]) -> Iterator[Request]:

@@ -82,7 +82,8 @@ def _costs(result: Result) -> Iterator[str]:
     limits = result["ceilings"]
     yield (
         f"## Table 3: milliseconds of a step\n\nQwen3-8B's shape, {result['dtype']}, D = {result['draft_tokens']}, "
-        f"{result['drafter_layers']} drafter layers, {result['kv_length']} cells in use, {result['attention']}. Each "
+        f"{result['drafter_layers']} drafter layers, {result['kv_length']} cells in use, {result['attention']}, "
+        f"{_graphed(result['graphed'])}. Each "
         "cell: measured / target / floor, and the paper's on an H800 in brackets. Floors by "
         f"{limits['bytes_per_second'] / 1e12:.2f} TB/s and {limits['flops_per_second'] / 1e12:.0f} TFLOP/s, "
         f"{limits['source']}. Targets met: {result['targets_met']} of {result['targets']}."
@@ -108,6 +109,10 @@ def _costs(result: Result) -> Iterator[str]:
     yield "Plain steps:\n\n" + markdown(["B", "measured", "bandwidth floor", "FLOP floor", "over bandwidth"], plain)
 
 
+def _graphed(sizes: Sequence[int]) -> str:
+    return f"replayed as CUDA graphs at B = {', '.join(map(str, sizes))}" if sizes else "without CUDA graphs"
+
+
 def _selection(result: Result) -> Iterator[str]:
     low, high = result["paper_share"]
     rows = [
@@ -121,8 +126,10 @@ def _selection(result: Result) -> Iterator[str]:
 
 
 def _graphs(result: Result) -> Iterator[str]:
-    rows = [[str(run["rows"]), str(run["steps"]), run["fault"] or "equal"] for run in result["runs"]]
-    yield f"## Graphs against eager steps\n\nBucket: {result['bucket']}.\n\n" + markdown(["B", "steps", "found"], rows)
+    rows = [[*(str(run[k]) for k in ("rows", "steps", "replayed")), run["fault"] or "equal"] for run in result["runs"]]
+    yield f"## Graphs against eager steps\n\nBucket: {result['bucket']}.\n\n" + markdown(
+        ["B", "steps", "replayed", "found"], rows
+    )
 
 
 def _speed(result: Result) -> Iterator[str]:

@@ -8,12 +8,13 @@ from functools import cached_property
 import torch
 from transformers import PreTrainedModel
 
-from hf_dcut.assembly import warmup
+from hf_dcut.assembly import open_engine
 from hf_dcut.bench.drafter import ORACLE_PROFILE
 from hf_dcut.bench.gpu import shapes
 from hf_dcut.bench.gpu.ceilings import Ceilings, measure_ceilings
 from hf_dcut.bench.gpu.chain import ChainOracle
-from hf_dcut.config import DCutConfig
+from hf_dcut.budget import positions
+from hf_dcut.config import PAPER_RATIOS, DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.wrapping import Wrapped
@@ -72,12 +73,12 @@ FULL = Sizes(
     longest=2048,
     varied=shapes.SMOLLM2_135M,
     rows=16,
-    answer=64,
+    answer=128,
     graph_shape={**shapes.SMALL, "hidden_size": 1024, "num_attention_heads": 8, "head_dim": 128},
     graph_steps=2000,
     speed_batches=(32, 64, 16, 8, 4),
     prompt=64,
-    new_tokens=64,
+    new_tokens=128,
     copied=1 << 32,
     side=8192,
     compile_seconds=45.0,
@@ -104,6 +105,12 @@ TINY = Sizes(
 )
 
 
+def made_up_costs(rows: int, depth: int) -> CostTable:
+    """Returns costs of which no budget is always the best one, so that "auto" takes several."""
+    drafted = {positions(share, rows, depth): 1.0 + share for share in PAPER_RATIOS}
+    return CostTable.from_rows({rows: {0: 1.0, **drafted}}, depth)
+
+
 class Rig:
     """The device and what lies on it.
 
@@ -113,12 +120,14 @@ class Rig:
     Attributes:
         costs: what was measured so far.
         kv_length: cells in use meanwhile.
+        graphed: by B, whether what was measured was replayed as CUDA graphs.
     """
 
     def __init__(self, tiny: bool):
         self.tiny, self.sizes = tiny, TINY if tiny else FULL
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.costs = CostTable(self.sizes.block - 1)
+        self.graphed: dict[int, bool] = {}
         self.kv_length = kv_length_for(self.sizes.longest)
 
     @cached_property
@@ -134,8 +143,10 @@ class Rig:
     def measured(self, rows: int) -> dict[int, float]:
         """Returns the row of the cost table for B requests, measured when first asked for: {T: seconds}."""
         if rows not in self.costs.seconds.get(self.kv_length, {}):
-            config = DCutConfig(cost_table=self.costs)
-            warmup(self.model, self.drafter, [rows], config, self.sizes.longest)
+            config = DCutConfig(cost_table=self.costs, cuda_graph_batch_sizes=(rows,))
+            sizes = (rows, 1, self.sizes.longest)
+            with open_engine(self.model, self.drafter, config, *sizes, batch_sizes=[rows]) as engine:
+                self.graphed[rows] = engine.replaying.graphs is not None
         return self.costs.seconds[self.kv_length][rows]
 
     @cached_property

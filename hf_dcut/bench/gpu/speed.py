@@ -47,12 +47,14 @@ class Round:
         answers: new tokens of each prompt.
         data: whose acceptance the oracle had; None without drafts.
         stats: of our steps; None for upstream's methods.
+        graphed: whether steps were replayed as CUDA graphs.
     """
 
     seconds: float
     answers: Prompts
     data: str | None = None
     stats: Stats | None = None
+    graphed: bool = False
 
 
 def speed(rig: Rig, clock: Clock) -> dict[str, Any]:
@@ -107,8 +109,8 @@ def _ours(rig: Rig, method: str, prompts: Prompts) -> Iterator[Round]:
     """Yields what one engine does, for each data set whose acceptance the oracle takes on."""
     longest, depth = rig.sizes.prompt + rig.sizes.new_tokens, rig.sizes.block - 1
     drafter, oracle = rig.oracle_drafter(rig.model, rig.drafter, longest)
-    config = DCutConfig(budget=rule_of(method)[0], cost_table="off")
     proposer, batch = None if method == PLAIN else drafter, len(prompts)
+    config = DCutConfig(budget=rule_of(method)[0], cost_table="off", cuda_graph_batch_sizes=(batch,))
     with open_engine(rig.model, proposer, config, batch, rig.sizes.prompt, longest, batch_sizes=[batch]) as engine:
         _generate(engine, prompts, _WARM_UP)
         for data in (None,) if method == PLAIN else _DATA:
@@ -118,7 +120,7 @@ def _ours(rig: Rig, method: str, prompts: Prompts) -> Iterator[Round]:
             engine.stats = Stats()
             begin = time.perf_counter()
             answers = _generate(engine, prompts, rig.sizes.new_tokens)
-            yield Round(time.perf_counter() - begin, answers, data, engine.stats)
+            yield Round(time.perf_counter() - begin, answers, data, engine.stats, engine.replaying.graphs is not None)
 
 
 def _generate(engine: Engine, prompts: Prompts, new_tokens: int) -> list[list[int]]:
@@ -139,6 +141,7 @@ def _entry(batch: int, method: str, turn: Round, expected: Prompts) -> dict[str,
         "B": batch,
         "method": method,
         "data": turn.data,
+        "graphed": turn.graphed,
         "synthetic": turn.data is not None,
         "tokens_per_second": sum(map(len, turn.answers)) / turn.seconds,
         "answers": len(expected),

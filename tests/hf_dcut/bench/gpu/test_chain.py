@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
@@ -50,6 +52,15 @@ def test_drafts_depend_on_request_and_place_alone() -> None:
     whole, part = propose(oracle, batch_at(9)), propose(oracle, batch_at(9, rows=3, first=5))
     assert torch.equal(whole.token[5:8], part.token)
     assert not torch.equal(whole.token, propose(oracle, batch_at(10)).token)
+
+
+def test_a_graph_can_hold_it(no_host_reads: Callable[[], AbstractContextManager[None]]) -> None:
+    oracle, batch = ChainOracle(512, D, (0.5, 0.9), 64, CPU), batch_at(9)
+    expected = propose(oracle, batch)
+    with no_host_reads():
+        found = propose(oracle, batch)
+    assert torch.equal(found.token, expected.token)
+    assert oracle.capturable
 
 
 def test_another_profile_can_be_written_into_it() -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from hf_dcut.assembly import open_engine
+from hf_dcut.bench.gpu import graphs as module
 from hf_dcut.bench.gpu.clock import Clock
-from hf_dcut.bench.gpu.graphs import Pair, compare_around, graphs
+from hf_dcut.bench.gpu.graphs import CallAgain, compare_around, graphs
 from hf_dcut.bench.gpu.rig import Rig
-from hf_dcut.config import DCutConfig
-from hf_dcut.drafters.base import Drafter
-from hf_dcut.engine import Engine
-from hf_dcut.stats import Stats
+from hf_dcut.fixed_step import FixedRow
 
 
 @pytest.fixture(scope="module")
@@ -25,64 +19,68 @@ def rig() -> Rig:
     return Rig(tiny=True)
 
 
-def opener(spoil: Callable[[Engine], None] = lambda engine: None) -> Any:
-    """Returns how two eager engines are opened, of which the first may be spoilt."""
+class Spoiling(CallAgain):
+    """A recorder whose replays do something else, each in its own way."""
 
-    @contextmanager
-    def open_pair(model: PreTrainedModel, drafter: Drafter, slots: int, longest: int) -> Iterator[Pair]:
-        config = DCutConfig(budget=0.5)
-        options = [model, drafter, config, slots, 1, longest]
-        with (
-            open_engine(*options, stats=Stats(records=[])) as one,
-            open_engine(*options, stats=Stats(records=[])) as other,
-        ):
-            spoil(one)
-            yield Pair(one, other)
+    def __init__(self, spoil: Callable[[FixedRow], None]):
+        self.spoil = spoil
 
-    return open_pair
+    def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
+        def replay() -> FixedRow:
+            row = run()
+            self.spoil(row)
+            return row
+
+        return replay
 
 
 def test_equal_engines_agree(rig: Rig) -> None:
-    found = compare_around(rig, Clock(), opener(), bucket=3)
+    found = compare_around(rig, Clock(), CallAgain(), bucket=3)
     assert found["passed"]
     assert [(run["rows"], run["steps"]) for run in found["runs"]] == [(2, 4), (3, 4), (4, 4)]
+    # The first step reads prompts, the next is the first that drafts.
+    assert [run["replayed"] for run in found["runs"]] == [2, 2, 2]
     assert found["skipped"] == []
 
 
-def test_a_bit_of_a_cell_is_found(rig: Rig) -> None:
-    def spoil(engine: Engine) -> None:
-        forward = engine.target.forward
+def test_another_token_is_found(rig: Rig) -> None:
+    def spoil(row: FixedRow) -> None:
+        row.likeliest.next.add_(1).remainder_(512)
 
-        def off(packed: Any, cache: Any) -> Any:
-            found = forward(packed, cache)
-            keys = cache.layers[2].keys
-            keys[packed.slot[0], packed.cell[0]] = torch.nextafter(
-                keys[packed.slot[0], packed.cell[0]], torch.tensor(9.0)
-            )
-            return found
-
-        engine.target.forward = off  # type: ignore[method-assign]
-
-    found = compare_around(rig, Clock(), opener(spoil), bucket=3)
+    found = compare_around(rig, Clock(), Spoiling(spoil), bucket=3)
     assert not found["passed"]
-    assert found["runs"][0]["fault"].startswith("step 0: keys of layer 2, request 0")
+    assert found["runs"][0]["fault"].startswith("step 2: tokens of request 0")
 
 
-def test_another_budget_is_found(rig: Rig) -> None:
-    def spoil(engine: Engine) -> None:
-        engine.config = DCutConfig(budget=1.0)
+def test_a_bit_of_a_cell_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_dcut.bench.gpu.graphs._LOOK", 1)
 
-    found = compare_around(rig, Clock(), opener(spoil), bucket=3)
+    def touch(row: FixedRow) -> None:
+        keys = caches[-2].layers[2].keys
+        keys[row.packed.slot[0], row.packed.cell[0]] = torch.nextafter(
+            keys[row.packed.slot[0], row.packed.cell[0]], torch.tensor(9.0)
+        )
+
+    caches = []
+    original = module.FixedStep
+
+    def fixed_step(target: object, cache: object, *others: object) -> object:
+        caches.append(cache)
+        return original(target, cache, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "FixedStep", fixed_step)
+    found = compare_around(rig, Clock(), Spoiling(lambda row: touch(row) if len(caches) % 2 == 0 else None), bucket=3)
     assert not found["passed"]
-    assert "with graphs" in found["runs"][0]["fault"]
+    assert found["runs"][0]["fault"].startswith("step 2: keys of layer 2, request 0")
 
 
 def test_steps_without_time_are_told(rig: Rig) -> None:
-    found = compare_around(rig, Clock(0.0), opener(), bucket=3)
+    found = compare_around(rig, Clock(0.0), CallAgain(), bucket=3)
     assert found["passed"]
     assert [item["what"] for item in found["skipped"]] == ["B = 2", "B = 3", "B = 4"]
     assert found["skipped"][0]["why"] == "no time: 0 s left in this part, 4 steps left"
 
 
-def test_without_graphs_the_part_says_so(rig: Rig) -> None:
-    assert graphs(rig, Clock()) == {"state": "not available", "reason": "not available in this version"}
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machine without a GPU")
+def test_without_a_gpu_the_part_says_so(rig: Rig) -> None:
+    assert graphs(rig, Clock()) == {"state": "not available", "reason": "CUDA graphs need a CUDA device"}

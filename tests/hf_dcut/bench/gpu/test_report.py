@@ -31,9 +31,17 @@ def test_a_cell_has_measured_target_floor_and_paper() -> None:
     others = [{**cell, "share": share} for share in (0.5, 0.75, 1.0)]
     plain = {"B": 8, "seconds": 0.006, **FLOORS, "over_floor": 1.3, "limit": 1.4, "within": True}
     ceilings = {"bytes_per_second": 4.1e12, "flops_per_second": 7.3e14, "source": "measured in this run"}
-    facts = {"dtype": "bf16", "draft_tokens": 15, "drafter_layers": 5, "kv_length": 1024, "attention": "varlen"}
+    facts = {
+        "dtype": "bf16",
+        "draft_tokens": 15,
+        "drafter_layers": 5,
+        "kv_length": 1024,
+        "attention": "varlen",
+        "graphed": [8],
+    }
     text = show(costs=done(cells=[cell, *others], plain=[plain], ceilings=ceilings, targets=21, targets_met=1, **facts))
     assert "| 8 | 7.1 / 6.3 / 4.7 (8.4) |" in text
+    assert "varlen, replayed as CUDA graphs at B = 8. Each cell" in text
     assert "by 4.10 TB/s and 730 TFLOP/s, measured in this run. Targets met: 1 of 21." in text
     assert "| 8 | 6.00     | 4.60            | 1.00       | 1.30 (at most 1.4) |" in text
 
