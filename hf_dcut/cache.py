@@ -181,6 +181,7 @@ def shape_of(layer: Any) -> LayerShape | StateShape:
     """Returns what a slot holds of a layer, told from Transformers' cache of one sequence."""
     if isinstance(layer, LinearAttentionLayer):
         (_, channels, kernel), state = layer.conv_states[0].shape, layer.recurrent_states[0]
-        return StateShape(kernel - 1, channels, *state.shape[1:], dtype=state.dtype)
+        _, heads, key_dim, value_dim = state.shape
+        return StateShape(kernel - 1, channels, heads, key_dim, value_dim, state.dtype)
     key, value = layer.keys, layer.values
     return LayerShape(key.shape[1], key.shape[3], value.shape[1], value.shape[3])

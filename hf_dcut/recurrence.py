@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from hf_dcut.cache import SlotCache
 
 _active: ContextVar[Recurrence | None] = ContextVar("hf_dcut_recurrence", default=None)
+# A stock layer. Models have a class of their own for it, and nothing in common that says what is in it.
+DeltaNet = Any
 # Layer classes that ask for a packed forward, and their own `forward`.
-_stock: dict[type[nn.Module], Callable[..., Any]] = {}
+_stock: dict[Any, Callable[..., Any]] = {}
 
 _adopting = threading.Lock()
 
@@ -77,7 +79,7 @@ class Recurrence:
             *bounds, last = start[decoding:].tolist()
             self.pieces += zip(bounds, [*bounds[1:], last], packed.slot[bounds].tolist(), strict=True)
 
-    def __call__(self, module: nn.Module, hidden_states: Tensor, cache: SlotCache, **others: Any) -> Tensor:
+    def __call__(self, module: DeltaNet, hidden_states: Tensor, cache: SlotCache, **others: Any) -> Tensor:
         """Returns a layer's output [1, T, hidden size]; what becomes of the states is left in its `StateLayer`.
 
         Args:
@@ -100,7 +102,7 @@ class Recurrence:
         normed = module.norm(out.flatten(0, 1), gate.flatten(0, 1))
         return module.out_proj(normed.view(1, len(inputs), -1))
 
-    def _decode(self, module: nn.Module, layer: StateLayer, inputs: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    def _decode(self, module: DeltaNet, layer: StateLayer, inputs: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """Returns what the rule gives for the decoding requests, [R, W, heads, value dim]; garbage in the padding."""
         rows, row = self.packed.decoding, self.row
         seen = torch.cat([layer.window[:rows], inputs[row]], dim=1)
@@ -112,7 +114,7 @@ class Recurrence:
         return out
 
 
-def _read(module: nn.Module, layer: StateLayer, slot: int, inputs: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+def _read(module: DeltaNet, layer: StateLayer, slot: int, inputs: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
     """Returns what the rule gives for n tokens of a prompt, [n, heads, value dim].
 
     Args:
@@ -131,7 +133,7 @@ def _read(module: nn.Module, layer: StateLayer, slot: int, inputs: Tensor, decay
     return out[0]
 
 
-def _project(module: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _project(module: DeltaNet, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns inputs [T, channels] of the convolution, gate [T, heads, value dim], decay and beta [T, heads].
 
     Args:
@@ -151,7 +153,7 @@ def _project(module: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor,
     return inputs, gate, decay, b.sigmoid()
 
 
-def _convolve(module: nn.Module, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _convolve(module: DeltaNet, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns query, key [R, n, key heads, key dim] and value [R, n, heads, value dim].
 
     Args:
@@ -199,10 +201,10 @@ def adopt(layers: list[nn.Module]) -> None:
     """Lets packed forwards run these layers. Without one, they run their own code."""
     with _adopting:
         for layer in layers:
-            kind = next(kind for kind in type(layer).__mro__ if "forward" in vars(kind))
+            kind: Any = next(kind for kind in type(layer).__mro__ if "forward" in vars(kind))
             if kind not in _stock:
                 _stock[kind] = kind.forward
-                kind.forward = _switched(kind.forward)  # type: ignore[method-assign]
+                kind.forward = _switched(kind.forward)
 
 
 def disable() -> None:
@@ -210,7 +212,7 @@ def disable() -> None:
     with _adopting:
         while _stock:
             kind, forward = _stock.popitem()
-            kind.forward = forward  # type: ignore[method-assign]
+            kind.forward = forward
 
 
 def _switched(stock: Callable[..., Any]) -> Callable[..., Any]:
