@@ -1,5 +1,5 @@
-# One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make train-gpu`,
-# `make soak`, `make clean`.
+# One command each: `make setup`, `make test`, `make test-targets`, `make demo`, `make check`, `make docs`,
+# `make gpu-check`, `make train-gpu`, `make soak`, `make clean`.
 #
 # The torch build: pip takes the one its index prefers, with CUDA on Linux. On a machine without an NVIDIA GPU, a CPU
 # build spares gigabytes. To choose one, name the index that PyTorch's install page gives for it, or another version:
@@ -24,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # `python -m` must not put the repository on sys.path: ./hf_dcut alone is not the whole package, see pyproject.toml.
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup test demo check docs package gpu-check train-gpu soak clean distclean
+.PHONY: setup test test-targets demo check docs package gpu-check train-gpu soak clean distclean
 
 setup: $(VENV)/.installed $(MODEL)/config.json
 
@@ -43,6 +43,10 @@ $(MODEL)/config.json: | $(VENV)/.installed
 
 test: setup
 	$(BIN)/python -m pytest --durations=5 $(PYTEST_FLAGS)
+
+# Every combination of every architecture in tests/targets, and docs/targets.md anew.
+test-targets: setup
+	$(BIN)/python -m pytest tests/targets --grid $(PYTEST_FLAGS)
 
 demo: setup
 	$(BIN)/hf-dcut bench --batch 16 --prompts 16 --max-new-tokens 64 --rounds 2 --show 3

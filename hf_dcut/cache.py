@@ -25,12 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one cell of one layer holds: K and V apart, since they differ in latent attention."""
+    """What one cell of one layer holds: K and V apart, since they differ in latent attention.
+
+    Attributes:
+        key_heads, key_dim, value_heads, value_dim: of a cell.
+        window: how many cells a query sees, its own included; None on full layers.
+    """
 
     key_heads: int
     key_dim: int
     value_heads: int
     value_dim: int
+    window: int | None = None
 
     @property
     def elements(self) -> int:
@@ -102,9 +108,13 @@ class SlotCache(Cache):
         slots: requests that can be live at once.
         length: cells of a slot: the longest request plus the drafts of one step.
         dtype, device: as the model's K/V.
+
+    Attributes:
+        packed: the row of the forward that runs.
     """
 
     layers: list[SlotLayer]
+    packed: Packed
 
     def __init__(
         self,
@@ -116,6 +126,17 @@ class SlotCache(Cache):
     ):
         self.slots, self.length = slots, length
         super().__init__(layers=[SlotLayer(shape, slots, length, dtype, device) for shape in shapes])
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The window of each layer, None on full ones."""
+        return [layer.shape.window for layer in self.layers]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what `SlotLayer.update` does, also to models that do not hand their keywords to the cache."""
+        return self.layers[layer_idx].update(key_states, value_states, kwargs={"packed": self.packed})
 
     def move(self, source: int, destination: int) -> None:
         """Moves a request to another slot, whose old content is dropped."""
