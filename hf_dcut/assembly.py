@@ -125,7 +125,7 @@ def fingerprint(target: Target, drafter: Drafter) -> dict[str, Any]:
 
 def attention_name(target: Target) -> str:
     """Returns how packed attention runs for a target: "packed sdpa", "varlen", "triton", or several joined by "+"."""
-    return path_name(target.device, target.dtype, ((s.key_dim, s.value_dim) for s in target.shapes))
+    return path_name(target.device, target.dtype, ((s.key_dim, s.value_dim) for s in target.shapes if s.elements))
 
 
 def _depth(drafter: Drafter | None, config: DCutConfig) -> int:

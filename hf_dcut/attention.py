@@ -7,7 +7,7 @@ whose code does not ask the interface are found by the check in `target.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -57,11 +57,12 @@ class PackedAttention:
     Args:
         packed: the row; decoding requests first, then prompts.
         path: of the kernel; None for the device's own.
-        windows: of each layer, None on full ones, for models that leave it to their masks; else what they pass counts.
+        windows: {layer: its window or None}, for models that leave windows to their masks; in layers that are not in
+            it, what the model's code passes counts.
     """
 
-    def __init__(self, packed: Packed, path: str | None = None, windows: Sequence[int | None] | None = None):
-        self.packed, self.path, self.windows = packed, path, windows
+    def __init__(self, packed: Packed, path: str | None = None, windows: Mapping[int, int | None] | None = None):
+        self.packed, self.path, self.windows = packed, path, windows or {}
         self.masks: dict[tuple[str, int, int | None], Tensor] = {}
         # Where each request's slot begins, by the length of slots.
         self.begin: dict[int, Tensor] = {}
@@ -153,9 +154,10 @@ class PackedAttention:
 
     def _window(self, module: nn.Module, passed: int | None) -> int | None:
         """Returns the window of a layer: what its own cache has, which must not differ from what its code passes."""
-        if self.windows is None:
+        layer = getattr(module, "layer_idx", None)
+        if layer not in self.windows:
             return passed
-        own = self.windows[int(module.layer_idx)]  # type: ignore[arg-type]
+        own = self.windows[layer]
         if passed is not None and passed != own:
             raise UnsupportedAttention(
                 f"{type(module).__name__} passes sliding_window={passed} in a layer whose cache has a window of {own}: "
@@ -255,7 +257,7 @@ def best_width(counts: Sequence[int]) -> int:
 
 
 @contextmanager
-def packed_attention(packed: Packed, windows: Sequence[int | None] | None = None) -> Iterator[None]:
+def packed_attention(packed: Packed, windows: Mapping[int, int | None] | None = None) -> Iterator[None]:
     """Makes the forwards of this thread (and no other) attend as the packed row asks, see `PackedAttention`."""
     token = _active.set(PackedAttention(packed, windows=windows))
     try:

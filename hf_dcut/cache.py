@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class LayerShape:
     """What one cell of one layer holds: K and V apart, since they differ in latent attention.
 
+    Layers that attend over another layer's K/V hold nothing: all sizes are 0.
+
     Attributes:
         key_heads, key_dim, value_heads, value_dim: of a cell.
         window: how many cells a query sees, its own included; None on full layers.
@@ -128,9 +130,9 @@ class SlotCache(Cache):
         super().__init__(layers=[SlotLayer(shape, slots, length, dtype, device) for shape in shapes])
 
     @property
-    def windows(self) -> list[int | None]:
-        """The window of each layer, None on full ones."""
-        return [layer.shape.window for layer in self.layers]
+    def windows(self) -> dict[int, int | None]:
+        """The window of each layer that keeps K/V, None on full ones."""
+        return {index: layer.shape.window for index, layer in enumerate(self.layers) if layer.shape.elements}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

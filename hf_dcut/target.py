@@ -38,12 +38,13 @@ class Target:
         taps: decoder layers (0-based) to collect the output of.
 
     Raises:
-        ValueError: the model's layers, RoPE or attention do not fit packed verification.
+        ValueError: the model's layers, RoPE or attention do not fit packed verification, or it lacks the taps.
     """
 
     def __init__(self, model: PreTrainedModel, taps: Sequence[int] = ()):
         check_model(model)
         self.model, self.taps = model, tuple(taps)
+        self._layers = tapped_layers(model, taps) if taps else nn.ModuleList()
         self._open = ExitStack()
 
     @property
@@ -67,9 +68,8 @@ class Target:
         return self.model.dtype
 
     def __enter__(self) -> Target:
-        layers = decoder_layers(self.model) if self.taps else nn.ModuleList()
         for index in set(self.taps):
-            handle = layers[index].register_forward_hook(_collector(index))
+            handle = self._layers[index].register_forward_hook(_collector(index))
             self._open.callback(handle.remove)
         return self
 
@@ -85,9 +85,19 @@ class Target:
         return logits, torch.cat([collected[index][0] for index in self.taps], dim=-1)
 
 
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Returns the decoder layers of a causal language model."""
-    return model.get_decoder().layers
+def tapped_layers(model: PreTrainedModel, taps: Sequence[int]) -> nn.ModuleList:
+    """Returns the decoder layers of the model after checking that the taps are among them."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ValueError(
+            f"{type(model).__name__} shows no list of decoder layers under get_decoder().layers, so their outputs "
+            "cannot be read: DFlash drafters do not work with it, prompt lookup does"
+        )
+    outside = [tap for tap in taps if not 0 <= tap < len(layers)]
+    if outside or not taps:
+        raise ValueError(f"taps={list(taps)}: give one or more layers of the target, 0 to {len(layers) - 1}")
+    return layers
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -194,10 +204,11 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         stock = torch.cat(
             [model(input_ids=r[None], cache=c, use_cache=True).logits[0] for r, c in zip(rows, caches, strict=True)]
         )
-        layers = caches[0].layers
-        _check_dtypes(model, {states.dtype for layer in layers for states in (layer.keys, layer.values)})
-        shapes = tuple(map(_shape_of, layers))
-        cache = SlotCache(shapes, slots=2, length=9, dtype=layers[0].keys.dtype, device=device)
+        filled = [layer for layer in caches[0].layers if layer.keys is not None]
+        dtypes = {states.dtype for layer in filled for states in (layer.keys, layer.values)}
+        _check_dtypes(model, dtypes)
+        shapes = tuple(map(_shape_of, caches[0].layers))
+        cache = SlotCache(shapes, slots=2, length=9, dtype=dtypes.pop(), device=device)
         try:
             first = _packed_logits(model, _ragged(rows, [0, 0], [5, 2]), cache)
             second = _packed_logits(model, _ragged(rows, [5, 2], [9, 6]), cache)
@@ -221,7 +232,9 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape, ...]:
 
 
 def _shape_of(layer: Any) -> LayerShape:
-    """Returns the shape of a layer of Transformers' dynamic cache that holds something."""
+    """Returns the shape of a layer of Transformers' dynamic cache after a forward; some never hold anything."""
+    if layer.keys is None:
+        return LayerShape(0, 0, 0, 0)
     key, value = layer.keys.shape, layer.values.shape
     return LayerShape(key[1], key[3], value[1], value[3], layer.sliding_window if layer.is_sliding else None)
 
@@ -263,7 +276,13 @@ def _collector(index: int) -> Any:
 
     def keep(module: nn.Module, inputs: object, output: Any) -> None:
         collected = _collected.get()
-        if collected is not None:
-            collected[index] = output[0] if isinstance(output, tuple) else output
+        if collected is None:
+            return
+        collected[index] = states = output[0] if isinstance(output, tuple) else output
+        if states.dim() != 3 or len(states) > 1:
+            raise ValueError(
+                f"{type(module).__name__} puts out {tuple(states.shape)} instead of [1, T, hidden]: no drafter that "
+                "reads its layers can draft for this model. Use prompt_lookup_num_tokens"
+            )
 
     return keep

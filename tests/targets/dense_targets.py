@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from target_cases import FULL, SLIDING, WINDOW, Case
+from target_cases import FULL, LATENT, SLIDING, WINDOW, Case
 from transformers import (
+    ApertusConfig,
     Cohere2Config,
     CohereConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Glm4Config,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
+    MiniCPM3Config,
     MinistralConfig,
     MistralConfig,
     NemotronConfig,
@@ -42,6 +49,14 @@ LLAMA3 = ROPE | {
 YARN = ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
 LONG = ROPE | {"rope_type": "longrope", "factor": 8.0, "short_factor": [1.5] * 4, "long_factor": [4.0] * 4}
 MIXED = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL, SLIDING]}
+SHARED = {
+    "num_hidden_layers": 4,
+    "sliding_window": WINDOW,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL],
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 101,
+    "num_kv_shared_layers": 2,
+}
 
 DENSE = [
     Case("Llama 2, Llama 3", LlamaConfig, models="Llama-3-8B, SmolLM2, Yi, DeepSeek-R1-Distill-Llama"),
@@ -86,6 +101,34 @@ DENSE = [
         models="gemma-3-1b",
         has="alternating windows with a RoPE of their own",
     ),
+    Case(
+        "Gemma 3n, text",
+        Gemma3nTextConfig,
+        SHARED | {"activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 8, "num_attention_heads": 4},
+        models="gemma-3n-E2B",
+        has="layers that attend over the K/V of earlier ones; their output is not one vector a token",
+        taps=False,
+    ),
+    Case(
+        "Gemma 4, text",
+        Gemma4TextConfig,
+        MIXED
+        | {
+            "layer_types": [SLIDING, SLIDING, FULL],
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+        },
+        models="gemma-4-31B",
+        has="alternating windows, wider heads in full layers",
+    ),
+    Case(
+        "Gemma 4, text, shared K/V",
+        Gemma4TextConfig,
+        SHARED | {"global_head_dim": 16},
+        models="gemma-4-E2B",
+        has="layers that attend over the K/V of earlier ones",
+    ),
     Case("Phi", PhiConfig, models="phi-2", has="partial RoPE, attention beside the MLP"),
     Case("Phi-3", Phi3Config, {"sliding_window": WINDOW}, models="Phi-3-mini, Phi-4", has="a window on every layer"),
     Case(
@@ -120,6 +163,11 @@ DENSE = [
         models="starcoder2-7b",
         has="a window on every layer",
     ),
+    Case("EXAONE 4", Exaone4Config, MIXED, models="EXAONE-4.0-32B", has="full layers without positions"),
+    Case("ERNIE 4.5", Ernie4_5Config, models="ERNIE-4.5-0.3B"),
+    Case("Hunyuan", HunYuanDenseV1Config, models="Hunyuan-7B"),
+    Case("Apertus", ApertusConfig, models="Apertus-8B"),
+    Case("MiniCPM3", MiniCPM3Config, LATENT, models="MiniCPM3-4B", has="latent attention"),
     Case("GPT-NeoX", GPTNeoXConfig, models="Pythia", has="partial RoPE"),
     Case("OPT", OPTConfig, {"ffn_dim": 48}, models="opt-1.3b", has="learned positions"),
     Case(

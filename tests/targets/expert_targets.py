@@ -44,7 +44,7 @@ EXPERT = [
     Case(
         "Hy3",
         HYV3Config,
-        EXPERTS | {"num_experts": 4, "initializer_range": 0.5, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        EXPERTS | {"num_experts": 4, "mlp_layer_types": ["dense", "sparse", "sparse"]},
         models="Hy3-295B-A21B",
         has="norms of Q and K, a shared expert",
     ),
@@ -60,7 +60,7 @@ EXPERT = [
     Case(
         "OLMoE",
         OlmoeConfig,
-        {"initializer_range": 0.5, "num_experts": 4, "num_experts_per_tok": 2},
+        {"num_experts": 4, "num_experts_per_tok": 2},
         models="OLMoE-1B-7B",
     ),
     Case(

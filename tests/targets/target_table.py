@@ -46,5 +46,6 @@ def _rows(cases: list[Case]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for case in cases:
         exact = str(case.dtype).removeprefix("torch.")
-        cells = [case.name, f"`{case.config.model_type}`", case.models or "–", case.has or "–"]
+        special = "; ".join(filter(None, (case.has, "" if case.taps else "no DFlash drafter, prompt lookup only")))
+        cells = [case.name, f"`{case.config.model_type}`", case.models or "–", special or "–"]
         yield f"| {' | '.join([*cells, exact, 'auto, fixed', case.sampled, case.tensor_parallel])} |"

@@ -20,14 +20,23 @@ from hf_dcut.target import check_model
 Inputs = dict[str, torch.Tensor]
 D, NEW = 4, 20
 BATCHES, BUDGETS, DRAFTERS = (1, 3, 8), ("auto", 0.5, 1.0), ("dflash", "oracle")
-# Of the largest logit: `generate` hands them out in float32, and stock eager attention has its softmax in float32.
-APART = {torch.float64: 1e-6, torch.float32: 1e-4}
+# Of the largest logit, which `generate` hands out in float32. Stock eager attention has its softmax in float32, too.
+APART = {(torch.float64, "sdpa"): 1e-6, (torch.float64, "eager"): 1e-5, (torch.float32, "sdpa"): 1e-4}
 
 
-def combinations(index: int, case: Case) -> list[tuple[int, Any, str, str]]:
-    """Returns one combination for a case, so that all pairs come up among nine cases."""
+Combination = tuple[int, Any, str, str]
+
+
+def combinations(case: Case) -> list[Combination]:
+    """Returns every batch size, budget, drafter and attention of a case, those with the same text in a row."""
+    grid = product(BATCHES, case.attentions, BUDGETS, DRAFTERS)
+    return [(batch, budget, drafter, attention) for batch, attention, budget, drafter in grid]
+
+
+def one_combination(index: int, case: Case) -> Combination:
+    """Returns one for a case, so that all pairs come up among the cases."""
     batch, budget = BATCHES[index // 3 % 3], BUDGETS[(index + index // 3) % 3]
-    return [(batch, budget, DRAFTERS[index % 2], case.attentions[index // 2 % len(case.attentions)])]
+    return batch, budget, DRAFTERS[index % 2], case.attentions[index // 2 % len(case.attentions)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -36,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     every = metafunc.config.getoption("grid")
     cells = []
     for index, case in enumerate(CASES):
-        grid = product(BATCHES, BUDGETS, DRAFTERS, case.attentions) if every else combinations(index, case)
+        grid = combinations(case) if every else [one_combination(index, case)]
         cells += [pytest.param(case, cell, id=f"{case.name}-{'-'.join(map(str, cell))}") for cell in grid]
     metafunc.parametrize(("case", "combination"), cells)
 
@@ -82,15 +91,33 @@ def drafter_of(
     return DFlashDrafter.random(model.config, **shape)
 
 
+Said = tuple[PreTrainedModel, Inputs, torch.Tensor, list[torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def stock(make_prompts: Callable[..., Inputs]) -> Callable[[Case, int, str], Said]:
+    """A case's model, prompts, and what it says alone; kept for the next combination of the same."""
+    latest: dict[tuple[str, int, str], Said] = {}
+
+    def say(case: Case, batch: int, attention: str) -> Said:
+        key = case.name, batch, attention
+        if key not in latest:
+            model, inputs = case.build(attention), make_prompts(batch, seed=batch, longest=14)
+            latest.clear()
+            latest[key] = model, inputs, *alone(model, inputs)
+        return latest[key]
+
+    return say
+
+
 def test_lossless(
     case: Case,
-    combination: tuple[int, Any, str, str],
-    make_prompts: Callable[..., Inputs],
+    combination: Combination,
+    stock: Callable[[Case, int, str], Said],
     knowing: Callable[..., Drafter],
 ) -> None:
     batch, budget, drafter, attention = combination
-    model, inputs = case.build(attention), make_prompts(batch, seed=batch, longest=14)
-    said, logits = alone(model, inputs)
+    model, inputs, said, logits = stock(case, batch, attention)
     proposer = drafter_of(drafter, case, model, inputs, said, knowing)
     output = generate(model, inputs, assistant_model=proposer, dcut=budget)
     assert torch.equal(output.sequences, said)
@@ -98,7 +125,7 @@ def test_lossless(
     assert output.stats.drafted > 0
     assert output.stats.accepted_tokens > 0 or drafter != "oracle"
     apart = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(output.logits, logits, strict=True))
-    assert apart <= APART[case.dtype]
+    assert apart <= APART[case.dtype, attention]
     assert len(said[:, -NEW:].unique()) >= 8, "text that is a loop shows little"
 
 
@@ -114,11 +141,26 @@ def test_sampled(case: Case, make_prompts: Callable[..., Inputs], knowing: Calla
     assert not torch.equal(plain.sequences, generate(model, inputs).sequences)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if not case.taps], ids=lambda case: case.name)
+def test_layers_that_no_drafter_can_read(
+    case: Case, make_prompts: Callable[..., Inputs], stub_drafter: Callable[..., Drafter]
+) -> None:
+    with pytest.raises(ValueError, match=r"prompt.lookup"):
+        generate(case.build(), make_prompts(2), assistant_model=stub_drafter(D, taps=(0,)), dcut=0.5)
+
+
 @pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal.name)
 def test_refused_by_name(refusal: Refusal) -> None:
     model = refusal.build()
     with pytest.raises(ValueError, match=f"{type(model).__name__}.*{refusal.told}.*[Ww]ithout dcut"):
         check_model(model)
+
+
+def test_one_combination_a_case_meets_all_pairs() -> None:
+    chosen = [one_combination(index, case) for index, case in enumerate(CASES)]
+    for first, second in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
+        pairs = {(cell[first], cell[second]) for case in CASES for cell in combinations(case)}
+        assert pairs == {(cell[first], cell[second]) for cell in chosen}
 
 
 def test_names_are_told_apart() -> None:
