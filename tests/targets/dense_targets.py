@@ -104,7 +104,13 @@ DENSE = [
     Case(
         "Gemma 3n, text",
         Gemma3nTextConfig,
-        SHARED | {"activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 8, "num_attention_heads": 4},
+        SHARED
+        | {
+            "initializer_range": 0.2,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "laurel_rank": 8,
+            "num_attention_heads": 4,
+        },
         models="gemma-3n-E2B",
         has="layers that attend over the K/V of earlier ones; their output is not one vector a token",
         taps=False,
