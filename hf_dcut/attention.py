@@ -154,7 +154,7 @@ class PackedAttention:
 
     def _window(self, module: nn.Module, passed: int | None) -> int | None:
         """Returns the window of a layer: what its own cache has, which must not differ from what its code passes."""
-        layer = getattr(module, "layer_idx", None)
+        layer: Any = getattr(module, "layer_idx", None)
         if layer not in self.windows:
             return passed
         own = self.windows[layer]
