@@ -1,5 +1,5 @@
-# One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make gpu-check`, `make train-gpu`,
-# `make gpu-wheels`, `make model-pieces`, `make test-extras`, `make soak`, `make clean`.
+# One command each: `make setup`, `make test`, `make demo`, `make check`, `make docs`, `make test-targets`,
+# `make test-extras`, `make gpu-check`, `make gpu-wheels`, `make train-gpu`, `make model-pieces`, `make soak`, `make clean`.
 #
 # The torch build: pip takes the one its index prefers, with CUDA on Linux. On a machine without an NVIDIA GPU, a CPU
 # build spares gigabytes. To choose one, name the index that PyTorch's install page gives for it, or another version:
@@ -31,7 +31,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # `python -m` must not put the repository on sys.path: ./hf_dcut alone is not the whole package, see pyproject.toml.
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup test test-extras demo check docs package gpu-check gpu-wheels train-gpu model-pieces soak clean distclean
+.PHONY: setup test test-targets test-extras demo check docs package gpu-check gpu-wheels train-gpu model-pieces soak
+.PHONY: clean distclean
 
 setup: $(VENV)/.installed $(MODEL)/config.json
 
@@ -50,6 +51,10 @@ $(MODEL)/config.json: | $(VENV)/.installed
 
 test: setup
 	$(BIN)/python -m pytest --durations=5 $(PYTEST_FLAGS)
+
+# Every combination of every architecture in tests/targets, and docs/targets.md anew.
+test-targets: setup
+	$(BIN)/python -m pytest tests/targets --grid $(PYTEST_FLAGS)
 
 # What joins with other packages, which this brings: TRL, lm-evaluation-harness, Ray.
 test-extras: setup

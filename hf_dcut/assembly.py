@@ -140,7 +140,7 @@ def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[
 
 def attention_name(target: Target) -> str:
     """Returns how packed attention runs for a target: "packed sdpa", "varlen", "triton", or several joined by "+"."""
-    dims = ((s.key_dim, s.value_dim) for s in target.shapes if isinstance(s, LayerShape))
+    dims = ((s.key_dim, s.value_dim) for s in target.shapes if isinstance(s, LayerShape) and s.elements)
     return path_name(target.device, target.dtype, dims)
 
 

@@ -7,11 +7,12 @@ whose code does not ask the interface are found by the check in `target.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,8 @@ _lookup = AttentionInterface.get_interface
 
 # Keywords that models pass along and that change nothing about attention.
 _HARMLESS = {"position_ids", "use_cache", "output_router_logits", "packed", "logits_to_keep"}
-
+# The same, of keywords that ask for something when they are else than this.
+_NEUTRAL = (("dropout", 0.0), ("output_attentions", False))
 
 # Rows of padding that one more call on a piece is worth, measured on a CPU.
 _PIECE = 20
@@ -34,6 +36,15 @@ _PIECE = 20
 
 class UnsupportedAttention(ValueError):
     """The model's attention asks for something that packed verification does not do."""
+
+
+class Formula(NamedTuple):
+    """What a layer makes of its scores, as the kernels take it: factor, window, soft cap, a sink for each head."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
 
 
 class PackedAttention:
@@ -46,10 +57,12 @@ class PackedAttention:
     Args:
         packed: the row; decoding requests first, then prompts.
         path: of the kernel; None for the device's own.
+        windows: {layer: its window or None}, for models that leave windows to their masks; in layers that are not in
+            it, what the model's code passes counts.
     """
 
-    def __init__(self, packed: Packed, path: str | None = None):
-        self.packed, self.path = packed, path
+    def __init__(self, packed: Packed, path: str | None = None, windows: Mapping[int, int | None] | None = None):
+        self.packed, self.path, self.windows = packed, path, windows or {}
         self.masks: dict[tuple[str, int, int | None], Tensor] = {}
         # Where each request's slot begins, by the length of slots.
         self.begin: dict[int, Tensor] = {}
@@ -109,6 +122,8 @@ class PackedAttention:
         *,
         scaling: float | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
         """Returns the attention output [1, T, heads, dim] and no weights.
@@ -120,13 +135,15 @@ class PackedAttention:
             attention_mask: a placeholder that keeps Transformers from building a mask.
             scaling: factor of the scores; 1/sqrt(dim) when None.
             sliding_window: width of this layer's window.
+            softcap: scores s become softcap * tanh(s / softcap).
+            s_aux: [heads], a score a head that takes part in the softmax and has no value: a sink.
             others: what else the model's code passes.
 
         Raises:
             UnsupportedAttention: a keyword that asks for something this function does not do.
         """
         unknown = sorted(
-            k for k, v in others.items() if k not in _HARMLESS and v is not None and (k, v) != ("dropout", 0.0)
+            k for k, v in others.items() if k not in _HARMLESS and v is not None and (k, v) not in _NEUTRAL
         )
         if unknown:
             raise UnsupportedAttention(
@@ -134,35 +151,55 @@ class PackedAttention:
                 f"{', '.join(unknown)}. Generate without dcut for this model"
             )
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        rows, decoding = query[0].transpose(0, 1), self.packed.decoding
-        trees = self.packed.ancestors is not None
-        path = self.path or attention_path(query.device, query.dtype, key.shape[-1], value.shape[-1], trees)
-        if path != "reference":
-            return self._ragged(path, rows, key, value, scaling, sliding_window)[None], None
+        formula = Formula(scaling, self._window(module, sliding_window), softcap, s_aux)
+        rows = query[0].transpose(0, 1)
+        extras = softcap is not None or s_aux is not None or self.packed.ancestors is not None
+        path = self.path or attention_path(query.device, query.dtype, key.shape[-1], value.shape[-1], extras)
+        attend = self._pieces if path == "reference" else partial(self._ragged, path)
+        return attend(rows, key, value, formula)[None], None
+
+    def _window(self, module: nn.Module, passed: int | None) -> int | None:
+        """Returns the window of a layer: what its own cache has, which must not differ from what its code passes."""
+        layer: Any = getattr(module, "layer_idx", None)
+        if layer not in self.windows:
+            return passed
+        own = self.windows[layer]
+        if passed is not None and passed != own:
+            raise UnsupportedAttention(
+                f"{type(module).__name__} passes sliding_window={passed} in a layer whose cache has a window of {own}: "
+                f"packed verification cannot tell which is meant. Generate without dcut for this model"
+            )
+        return own
+
+    def _pieces(self, rows: Tensor, key: Tensor, value: Tensor, formula: Formula) -> Tensor:
+        """Returns the attention output [T, heads, dim] from plain torch, group by group."""
         if not self.placed:
             self._place()
-        out = query.new_empty(len(rows), query.shape[1], value.shape[-1])
+        scaling, window, softcap, sinks = formula
+        out, decoding = rows.new_empty(*rows.shape[:2], value.shape[-1]), self.packed.decoding
         if decoding:
-            mask = self._decode_mask(sliding_window, query.dtype)
+            layout = (self.row, self.place, self._decode_mask(window, rows.dtype))
             keys, values = key[:decoding], value[:decoding]
-            out[self.together] = decode_attention(rows, keys, values, self.row, self.place, mask, scaling)
+            out[self.together] = decode_attention(rows, keys, values, *layout, scaling, softcap, sinks)
         for index, (first, end, slot, cell) in enumerate(self.pieces):
             own, piece = slice(cell + end - first), slice(first, end)
-            causal = self._piece_mask(index, sliding_window, query.dtype)
-            out[piece] = prefill_attention(rows[piece], key[slot, :, own], value[slot, :, own], causal, scaling)
-        return out[None], None
+            states = rows[piece], key[slot, :, own], value[slot, :, own]
+            causal = self._piece_mask(index, window, rows.dtype)
+            out[piece] = prefill_attention(*states, causal, scaling, softcap, sinks)
+        return out
 
-    def _ragged(
-        self, path: str, rows: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def _ragged(self, path: str, rows: Tensor, key: Tensor, value: Tensor, formula: Formula) -> Tensor:
         """Returns the attention output [T, heads, dim] from a fused kernel, all requests in one call."""
         packed = self.packed
-        (keys, length), (values, _) = long_row(key), long_row(value)
+        (keys, length), (values, other) = long_row(key), long_row(value)
+        if other != length:
+            # Latent attention makes K and V anew from what the cache holds, each in a layout of its own.
+            (keys, length), (values, _) = long_row(key.contiguous()), long_row(value.contiguous())
         if length not in self.begin:
             slot = packed.slot[packed.start[:-1].long()]
             self.begin[length] = nn.functional.pad(slot * length, (0, 1)).int()
         width = packed.width if packed.decoding == len(packed.used) else len(packed)
-        layout = (packed.start, self.begin[length], packed.used, width, packed.reach, scaling, window)
+        layout = (packed.start, self.begin[length], packed.used, width, packed.reach, *formula)
         return ragged_attention(rows, keys, values, *layout, ancestors=packed.ancestors, path=path)
 
     def _decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
@@ -226,9 +263,9 @@ def best_width(counts: Sequence[int]) -> int:
 
 
 @contextmanager
-def packed_attention(packed: Packed) -> Iterator[None]:
-    """Makes the forwards of this thread (and no other) attend as the packed row asks."""
-    token = _active.set(PackedAttention(packed))
+def packed_attention(packed: Packed, windows: Mapping[int, int | None] | None = None) -> Iterator[None]:
+    """Makes the forwards of this thread (and no other) attend as the packed row asks, see `PackedAttention`."""
+    token = _active.set(PackedAttention(packed, windows=windows))
     try:
         yield
     finally:

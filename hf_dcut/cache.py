@@ -27,12 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one cell of one layer holds: K and V apart, since they differ in latent attention."""
+    """What one cell of one layer holds: K and V apart, since they differ in latent attention.
+
+    Layers that attend over another layer's K/V hold nothing: all sizes are 0.
+
+    Attributes:
+        key_heads, key_dim, value_heads, value_dim: of a cell.
+        window: how many cells a query sees, its own included; None on full layers.
+    """
 
     key_heads: int
     key_dim: int
     value_heads: int
     value_dim: int
+    window: int | None = None
 
     @property
     def elements(self) -> int:
@@ -108,9 +116,13 @@ class SlotCache(Cache):
         slots: requests that can be live at once.
         length: cells of a slot: the longest request plus the drafts of one step.
         dtype, device: as the model's K/V.
+
+    Attributes:
+        packed: the row of the forward that runs.
     """
 
     layers: list[SlotLayer | StateLayer]
+    packed: Packed
 
     def __init__(
         self,
@@ -134,6 +146,18 @@ class SlotCache(Cache):
     def recurrent(self) -> bool:
         """Whether a slot can only be copied as it is, since states stand for all cells in use and for no fewer."""
         return bool(self.states)
+
+    @property
+    def windows(self) -> dict[int, int | None]:
+        """The window of each layer that keeps K/V, None on full ones."""
+        shapes = {i: layer.shape for i, layer in enumerate(self.layers) if isinstance(layer, SlotLayer)}
+        return {index: shape.window for index, shape in shapes.items() if shape.elements}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what `SlotLayer.update` does, also to models that do not hand their keywords to the cache."""
+        return self.layers[layer_idx].update(key_states, value_states, kwargs={"packed": self.packed})
 
     def move(self, source: int, destination: int) -> None:
         """Moves a request to another slot, whose old content is dropped."""
@@ -173,8 +197,13 @@ def cache_bytes(shapes: Sequence[LayerShape | StateShape], slots: int, length: i
 
 
 def cells_of(layer: Any) -> tuple[Tensor, ...]:
-    """Returns what a layer of Transformers' cache holds in the model's dtype: K and V, or inputs of its convolution."""
-    return (layer.conv_states[0],) if isinstance(layer, LinearAttentionLayer) else (layer.keys, layer.values)
+    """Returns what a layer of Transformers' cache holds in the model's dtype: K and V, or inputs of its convolution.
+
+    Layers that attend over another layer's K/V hold nothing.
+    """
+    if isinstance(layer, LinearAttentionLayer):
+        return (layer.conv_states[0],)
+    return () if layer.keys is None else (layer.keys, layer.values)
 
 
 def shape_of(layer: Any) -> LayerShape | StateShape:
@@ -183,5 +212,7 @@ def shape_of(layer: Any) -> LayerShape | StateShape:
         (_, channels, kernel), state = layer.conv_states[0].shape, layer.recurrent_states[0]
         _, heads, key_dim, value_dim = state.shape
         return StateShape(kernel - 1, channels, heads, key_dim, value_dim, state.dtype)
-    key, value = layer.keys, layer.values
-    return LayerShape(key.shape[1], key.shape[3], value.shape[1], value.shape[3])
+    if layer.keys is None:
+        return LayerShape(0, 0, 0, 0)
+    key, value = layer.keys.shape, layer.values.shape
+    return LayerShape(key[1], key[3], value[1], value[3], layer.sliding_window if layer.is_sliding else None)

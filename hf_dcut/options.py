@@ -66,7 +66,7 @@ OPTIONS: dict[str, Option] = {
         Option(INERT, instead="about upstream's own assisted decoding"),
     ),
     "use_cache": Option(REFUSED, (True,), "dcut needs its K/V cache: leave use_cache at True"),
-    "cache_implementation": Option(REFUSED, ("dynamic",), "dcut brings its own static cache: leave it out"),
+    "cache_implementation": Option(REFUSED, ("dynamic", "hybrid"), "dcut brings its own static cache: leave it out"),
     **_all("num_beams num_beam_groups", Option(REFUSED, (1,), _BEAMS)),
     "diversity_penalty": Option(REFUSED, (0.0,), _BEAMS),
     **_all("constraints force_words_ids", Option(REFUSED, (), _BEAMS)),

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_dcut.drafters.training.answers import Answer
 from hf_dcut.drafters.training.tap_cache import ReadTaps
+from hf_dcut.target import tapped_layers
 
 
 @contextmanager
@@ -46,18 +47,3 @@ def tap_reader(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[ReadTaps
         for tap in set(taps):
             hooks.callback(layers[tap].register_forward_hook(keep(tap)).remove)
         yield read
-
-
-def tapped_layers(model: PreTrainedModel, taps: Sequence[int]) -> nn.ModuleList:
-    """Returns the decoder layers of the model after checking that the taps are among them."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    layers = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise ValueError(
-            f"{type(model).__name__} shows no list of decoder layers under get_decoder().layers, so their outputs "
-            "cannot be read: a DFlash drafter cannot be trained for it"
-        )
-    outside = [tap for tap in taps if not 0 <= tap < len(layers)]
-    if outside or not taps:
-        raise ValueError(f"taps={list(taps)}: give one or more layers of the target, 0 to {len(layers) - 1}")
-    return layers

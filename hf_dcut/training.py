@@ -34,7 +34,8 @@ from hf_dcut.drafters.training.start import spread_taps, start_weights
 from hf_dcut.drafters.training.tap_cache import TapCache
 from hf_dcut.drafters.training.trainer import STATE, Trainer, open_accelerator
 from hf_dcut.regeneration import AnswerFile, Prompt
-from hf_dcut.taps import tap_reader, tapped_layers
+from hf_dcut.taps import tap_reader
+from hf_dcut.target import tapped_layers
 
 logger = logging.getLogger(__name__)
 

@@ -336,6 +336,10 @@ def no_deprecated_calls() -> Iterator[None]:
     assert not handler.lines
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--grid", action="store_true", help="every combination of each target, and docs/targets.md anew")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:

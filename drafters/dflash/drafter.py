@@ -186,15 +186,17 @@ def _config_for(
 ) -> DFlashConfig:
     """Returns the config of a drafter as wide as its target."""
     target = target_config.get_text_config(decoder=True)
-    heads = target.num_attention_heads
+    # Where layers differ in width, as the first.
+    layer = target.per_layer_config[0]
+    heads = layer.num_attention_heads
     rope = getattr(target, "rope_parameters", None) or {}
     return DFlashConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
+        intermediate_size=layer.intermediate_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=getattr(target, "num_key_value_heads", None) or heads,
-        head_dim=getattr(target, "head_dim", None) or target.hidden_size // heads,
+        num_key_value_heads=getattr(layer, "num_key_value_heads", None) or heads,
+        head_dim=getattr(layer, "head_dim", None) or target.hidden_size // heads,
         vocab_size=target.vocab_size,
         block_size=block_size,
         mask_token_id=mask_token_id,

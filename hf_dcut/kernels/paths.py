@@ -78,7 +78,7 @@ def attention_path(device: torch.device, dtype: torch.dtype, key_dim: int, value
         extras: whether soft cap, sinks or ancestors are asked for, which varlen attention lacks.
     """
     for path in ("triton",) if extras else ("varlen", "triton"):
-        if _works("packed_attention", path, device, dtype, key_dim, value_dim):
+        if _works("packed_attention", path, device, dtype, key_dim, value_dim, *([True] if extras else [])):
             return path
     return "reference"
 

@@ -43,9 +43,12 @@ def try_argmax_logprob(module: ModuleType, device: torch.device) -> str | None:
 
 
 def try_attention(
-    module: ModuleType, device: torch.device, dtype: torch.dtype, key_dim: int, value_dim: int
+    module: ModuleType, device: torch.device, dtype: torch.dtype, key_dim: int, value_dim: int, extras: bool = False
 ) -> str | None:
-    """Returns what is wrong with packed attention: three ragged requests, unused cells, grouped heads, a window."""
+    """Returns what is wrong with packed attention: three ragged requests, unused cells, grouped heads, a window.
+
+    With `extras` a soft cap and sinks too.
+    """
     counts, used, length = [2, 1, 5], [2, 40, 90], 100
     query, key, value = (
         torch.sin(torch.arange(rows * heads * dim) * step).view(rows, heads, dim).to(dtype)
@@ -54,8 +57,9 @@ def try_attention(
     start, begin, cells = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 3, 8], [0, 100, 200, 300], used))
     for slot, filled in enumerate(used):
         key[slot * length + filled : (slot + 1) * length] = value[slot * length + filled : (slot + 1) * length] = 1e4
+    more = (0.3, torch.tensor([1.0, -2.0, 0.0, 4.0])) if extras else ()
     for window in (None, 30):
-        rest = (start, begin, cells, max(counts), max(used), key_dim**-0.5, window)
+        rest = (start, begin, cells, max(counts), max(used), key_dim**-0.5, window, *more)
         expected = packed_attention.packed_attention(query.double(), key.double(), value.double(), *rest)
         on_device = (x.to(device) if isinstance(x, Tensor) else x for x in (query, key, value, *rest))
         fault = _far(module.packed_attention(*on_device), expected, ATTENTION[dtype])

@@ -61,18 +61,23 @@ def packed_attention(
         keys, values = key[kv].to(wide), value[kv].to(wide)
         queries = query[own].to(wide).unflatten(1, (keys.shape[1], -1))
         scores = torch.einsum("qkgd,ckd->kgqc", queries, keys) * scaling
-        if softcap is not None:
-            scores = softcap * (scores / softcap).tanh()
-        seen = band(torch.arange(past, cells, device=query.device), cells, window, wide) == 0
+        mask = band(torch.arange(past, cells, device=query.device), cells, window, wide)
         if ancestors is not None:
-            seen[:, past:] = ancestors[own, :rows]
-        scores = scores.masked_fill(~seen, -torch.inf)
-        if sinks is not None:
-            sink = sinks.to(wide).view(*scores.shape[:2], 1, 1).expand(-1, -1, rows, -1)
-            scores = torch.cat([scores, sink], dim=-1)
-        weights = scores.softmax(dim=-1)[..., :cells]
+            mask[:, past:] = torch.zeros_like(mask[:, past:]).masked_fill_(~ancestors[own, :rows], -torch.inf)
+        weights = _weights(scores, mask, softcap, sinks)
         out[own] = torch.einsum("kgqc,ckd->qkgd", weights, values).flatten(1, 2).to(out.dtype)
     return out
+
+
+def _weights(scores: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Returns the weight of each cell, as the scores [..., kv heads, group, queries, cells]; a sink's share is lost."""
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    scores = scores + mask
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    sink = sinks.to(scores.dtype).view(*scores.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def check(window: int | None, ancestors: Tensor | None) -> None:
@@ -85,7 +90,15 @@ def check(window: int | None, ancestors: Tensor | None) -> None:
 
 
 def decode_attention(
-    query: Tensor, key: Tensor, value: Tensor, row: Tensor, place: tuple[Tensor, Tensor], mask: Tensor, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row: Tensor,
+    place: tuple[Tensor, Tensor],
+    mask: Tensor,
+    scaling: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Returns the attention output [n, heads, dim] of n packed rows of requests in slots 0 .. R-1.
 
@@ -95,32 +108,58 @@ def decode_attention(
         row: int64 [R, W], packed row of each request's w-th query; places past its last repeat its first.
         place: request and offset of the n rows wanted, int64 [n] each.
         mask: [R, 1, W, reach], 0 where a query may look and -inf elsewhere.
-        scaling: factor of the scores.
+        scaling, softcap, sinks: as for `packed_attention`.
     """
     padded = query[row].transpose(1, 2)
-    out = F.scaled_dot_product_attention(padded, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
-    return out.transpose(1, 2)[place]
+    return _attend(padded, key, value, mask, scaling, softcap, sinks).transpose(1, 2)[place]
 
 
-def prefill_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def prefill_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Returns the attention output [n, heads, dim] of n prompt tokens of one request over its own cells.
 
     Args:
         query: [n, heads, dim].
         key, value: [kv heads, cells, dim].
         mask: [n, cells], 0 or -inf; None when the prompt begins here, so that plain causality says the same.
-        scaling: factor of the scores.
+        scaling, softcap, sinks: as for `packed_attention`.
     """
-    out = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        key[None],
-        value[None],
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=True,
-    )
-    return out[0].transpose(0, 1)
+    batch = query.transpose(0, 1)[None], key[None], value[None]
+    return _attend(*batch, mask, scaling, softcap, sinks)[0].transpose(0, 1)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Returns the attention output [R, heads, n, value dim], query [R, heads, n, dim], K/V [R, kv heads, cells, dim].
+
+    By torch's SDPA, but for soft caps and sinks, which it lacks: these are computed in float32 or better.
+    """
+    if softcap is None and sinks is None:
+        causal = mask is None
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scaling, enable_gqa=True)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    if mask is None:
+        mask = band(torch.arange(key.shape[2], device=key.device), key.shape[2], None, wide)
+    else:
+        mask = mask.unsqueeze(2) if mask.dim() == 4 else mask
+    grouped = query.to(wide).unflatten(1, (key.shape[1], -1))
+    scores = torch.einsum("rkgqd,rkcd->rkgqc", grouped, key.to(wide)) * scaling
+    out = torch.einsum("rkgqc,rkcd->rkgqd", _weights(scores, mask, softcap, sinks), value.to(wide))
+    return out.flatten(1, 2).to(query.dtype)
 
 
 def band(query_cell: Tensor, cells: int, window: int | None, dtype: torch.dtype) -> Tensor:

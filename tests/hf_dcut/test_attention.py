@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -51,14 +52,25 @@ def make_row(decoding: Pieces, prompts: Pieces = (), width: int = 5) -> Packed:
     )
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cells: range, scaling: float) -> torch.Tensor:
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cells: range,
+    scaling: float,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Returns what one query [heads, dim] gathers from cells of K/V [kv heads, cells, dim]."""
     out, group = torch.zeros(HEADS, DIM, dtype=torch.float64), HEADS // KV_HEADS
     for head in range(HEADS):
         scores = [float(query[head] @ key[head // group, cell]) * scaling for cell in cells]
-        weights = [math.exp(score - max(scores)) for score in scores]
+        if softcap is not None:
+            scores = [softcap * math.tanh(score / softcap) for score in scores]
+        weights = [math.exp(score) for score in scores]
+        total = sum(weights) + (0.0 if s_aux is None else math.exp(s_aux[head]))
         for weight, cell in zip(weights, cells, strict=True):
-            out[head] += weight / sum(weights) * value[head // group, cell]
+            out[head] += weight / total * value[head // group, cell]
     return out
 
 
@@ -86,24 +98,35 @@ ROWS = {
 }
 
 
+# What a layer may do to its scores: no window, one; a soft cap that bends scores of about 1; a sink a head.
+EXTRAS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "soft cap": {"softcap": 0.8},
+    "sinks": {"s_aux": torch.tensor([0.5, -2.0, 3.0, 0.0], dtype=torch.float64)},
+    "both": {"softcap": 2.0, "s_aux": torch.tensor([1.0, 0.0, -1.0, 2.0], dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("extras", EXTRAS.values(), ids=EXTRAS)
 @pytest.mark.parametrize("window", [None, 1, 4])
 @pytest.mark.parametrize("packed", ROWS.values(), ids=ROWS)
-def test_equals_the_loop(packed: Packed, window: int | None, poisoned_memory: None) -> None:
+def test_equals_the_loop(packed: Packed, window: int | None, extras: dict[str, Any], poisoned_memory: None) -> None:
     query, key, value = random_states(packed)
-    out, weights = PackedAttention(packed)(nn.Module(), query, key, value, None, scaling=0.3, sliding_window=window)
+    call = PackedAttention(packed)
+    out, weights = call(nn.Module(), query, key, value, None, scaling=0.3, sliding_window=window, **extras)
     assert weights is None
     assert out.shape == (1, len(packed), HEADS, DIM)
     for row, (slot, cell) in enumerate(zip(packed.slot.tolist(), packed.cell.tolist(), strict=True)):
         cells = range(0 if window is None else max(0, cell - window + 1), cell + 1)
-        expected = attend(query[0, :, row], key[slot], value[slot], cells, 0.3)
+        expected = attend(query[0, :, row], key[slot], value[slot], cells, 0.3, **extras)
         assert torch.allclose(out[0, row], expected, rtol=ULPS, atol=ULPS)
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("window", "extras"), [(None, "plain"), (4, "plain"), (4, "both")])
 @pytest.mark.parametrize("path", ["reference", "triton", "by the kernels' reference"])
 @pytest.mark.parametrize("packed", ROWS.values(), ids=ROWS)
 def test_every_path_gives_the_same(
-    packed: Packed, path: str, window: int | None, monkeypatch: pytest.MonkeyPatch, poisoned_memory: None
+    packed: Packed, path: str, window: int | None, extras: str, monkeypatch: pytest.MonkeyPatch, poisoned_memory: None
 ) -> None:
     if path == "triton":
         pytest.importorskip("triton")
@@ -112,9 +135,24 @@ def test_every_path_gives_the_same(
         monkeypatch.setattr(attention, "ragged_attention", lambda *layout, path, **others: given(*layout, **others))
     device = "cuda" if torch.cuda.is_available() and path == "triton" else "cpu"
     states = [x.float().to(device) for x in random_states(packed)]
-    out, _ = PackedAttention(packed.to(device), path)(nn.Module(), *states, None, sliding_window=window)
-    expected, _ = PackedAttention(packed)(nn.Module(), *random_states(packed), None, sliding_window=window)
+    more = {k: x.float().to(device) if isinstance(x, torch.Tensor) else x for k, x in EXTRAS[extras].items()}
+    out, _ = PackedAttention(packed.to(device), path)(nn.Module(), *states, None, sliding_window=window, **more)
+    plain = PackedAttention(packed)
+    expected, _ = plain(nn.Module(), *random_states(packed), None, sliding_window=window, **EXTRAS[extras])
     assert torch.allclose(out.double().cpu(), expected, rtol=0, atol=SINGLE)
+
+
+def test_keys_and_values_of_different_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As latent attention expands them: K made anew, V a view of what K and V share."""
+    packed = ROWS["ragged requests"]
+    query, key, value = random_states(packed)
+    wide = torch.zeros(packed.slots, packed.reach, KV_HEADS, 2 * DIM, dtype=torch.float64)
+    wide[..., DIM:] = value.transpose(1, 2)
+    given = partial(ragged_attention, path="reference")
+    monkeypatch.setattr(attention, "ragged_attention", lambda *layout, path, **others: given(*layout, **others))
+    out, _ = PackedAttention(packed, "fused")(nn.Module(), query, key, wide.transpose(1, 2)[..., DIM:], None)
+    expected, _ = PackedAttention(packed)(nn.Module(), query, key, value, None)
+    assert torch.allclose(out, expected, rtol=ULPS, atol=ULPS)
 
 
 def test_slots_are_one_long_row() -> None:
@@ -173,7 +211,7 @@ def test_scores_are_scaled_by_the_head_size_when_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value"), [("softcap", 50.0), ("s_aux", torch.ones(4)), ("dropout", 0.1), ("brand_new", True)]
+    ("keyword", "value"), [("sinks", torch.ones(4)), ("dropout", 0.1), ("output_attentions", True), ("brand_new", True)]
 )
 def test_a_keyword_that_is_not_handled_is_refused_by_name(keyword: str, value: object) -> None:
     query, key, states = random_states(ROWS["one request"])
@@ -184,6 +222,7 @@ def test_a_keyword_that_is_not_handled_is_refused_by_name(keyword: str, value: o
 def test_keywords_that_ask_for_nothing_pass() -> None:
     query, key, value = random_states(ROWS["one request"])
     neutral = {"softcap": None, "s_aux": None, "dropout": 0.0, "position_ids": torch.zeros(1), "use_cache": True}
+    neutral["output_attentions"] = False
     PackedAttention(ROWS["one request"])(nn.Module(), query, key, value, None, **neutral)
 
 

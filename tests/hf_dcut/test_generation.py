@@ -105,6 +105,13 @@ def test_by_the_models_generation_config(model: PreTrainedModel, inputs: Inputs,
     assert torch.equal(output.sequences, expected)
 
 
+def test_a_hybrid_cache_of_the_models_own_config_asks_for_nothing(
+    model: PreTrainedModel, inputs: Inputs, expected: torch.Tensor
+) -> None:
+    model.generation_config.cache_implementation = "hybrid"  # as Gemma 2 and 3 were published
+    assert torch.equal(model.generate(**inputs, **GREEDY, assistant_model=DRAFTER, dcut=0.5), expected)
+
+
 def test_the_call_comes_before_the_configs(model: PreTrainedModel, inputs: Inputs) -> None:
     model.generation_config.dcut = 0.25
     config = GenerationConfig(**NAMED, dcut=0.5, pad_token_id=0)

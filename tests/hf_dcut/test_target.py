@@ -19,6 +19,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
     GptOssConfig,
     Lfm2Config,
     Llama4TextConfig,
@@ -28,6 +29,7 @@ from transformers import (
     MptConfig,
     Olmo2Config,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3_5TextConfig,
@@ -73,16 +75,26 @@ FITTING: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama with its own rope scaling": lambda: LlamaConfig(**SIZES, rope_parameters=LLAMA3),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=16),
     "mistral with a window": lambda: MistralConfig(**SIZES, sliding_window=4),
+    "gemma 2": lambda: Gemma2Config(
+        **SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=4, layer_types=MIXED, attn_logit_softcapping=5.0
+    ),
     "gemma 3": lambda: Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=4, layer_types=MIXED),
     "cohere 2": lambda: Cohere2Config(**SIZES, sliding_window=4, layer_types=MIXED),
     "phi 3": lambda: Phi3Config(**SIZES),
     "phi 3 with longrope": lambda: Phi3Config(**SIZES, rope_parameters=LONG, original_max_position_embeddings=32),
     "olmo 2": lambda: Olmo2Config(**SIZES),
     "qwen 3.5": lambda: Qwen3_5TextConfig(**SIZES, head_dim=16, layer_types=["linear_attention", "full_attention"]),
+    "gpt neox": lambda: GPTNeoXConfig(**SIZES),
     "gpt 2": lambda: GPT2Config(vocab_size=101, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
 }
 # Expert layers multiply in float32 at most on a CPU.
-FITTING_FLOAT32 = {"qwen3 with experts": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16, num_experts=4)}
+FITTING_FLOAT32 = {
+    "qwen3 with experts": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16, num_experts=4),
+    "gpt oss": lambda: GptOssConfig(
+        **SIZES, head_dim=16, num_local_experts=2, num_experts_per_tok=2, sliding_window=4, layer_types=MIXED
+    ),
+    "phi 3.5 with experts": lambda: PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=4),
+}
 
 # Config -> what the refusal names.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
@@ -102,14 +114,6 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "dynamic rope": (
         lambda: LlamaConfig(**SIZES, rope_parameters=ROPE | {"rope_type": "dynamic", "factor": 2.0}),
         "dynamic RoPE",
-    ),
-    "capped scores": (
-        lambda: Gemma2Config(**SIZES, head_dim=16, query_pre_attn_scalar=16),
-        "Gemma2Attention passes attention keywords.*softcap",
-    ),
-    "sinks": (
-        lambda: GptOssConfig(**SIZES, head_dim=16, num_local_experts=2, num_experts_per_tok=2, rope_parameters=ROPE),
-        "GptOssAttention passes attention keywords.*s_aux",
     ),
     "alibi": (lambda: BloomConfig(vocab_size=101, hidden_size=64, n_layer=2, n_head=4), "cannot run packed rows"),
     "falcon with alibi": (
@@ -146,6 +150,26 @@ def test_fitting_models(config: Callable[[], PreTrainedConfig]) -> None:
 @pytest.mark.parametrize("config", FITTING_FLOAT32.values(), ids=FITTING_FLOAT32)
 def test_fitting_models_in_float32(config: Callable[[], PreTrainedConfig]) -> None:
     check_model(build(config(), torch.float32))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_stock_models_own_attention_does_not_matter(attention: str) -> None:
+    config = LlamaConfig(**SIZES, attn_implementation=attention)
+    check_model(build(config))
+
+
+def test_a_window_that_only_the_masks_know_is_kept() -> None:
+    model = build(FITTING_FLOAT32["phi 3.5 with experts"](), torch.float32)
+    assert {shape.window for shape in Target(model).shapes} == {4}
+
+
+def test_a_window_that_differs_from_the_caches_is_refused() -> None:
+    model = build(MistralConfig(**SIZES, sliding_window=4))
+    for layer in model.model.layers:
+        layer.self_attn.config = MistralConfig(**SIZES, sliding_window=100)
+        layer.self_attn.config._attn_implementation = "sdpa"
+    with pytest.raises(ValueError, match=r"sliding_window=100 .*window of 4.*Generate without dcut"):
+        check_model(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

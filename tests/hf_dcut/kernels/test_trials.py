@@ -39,6 +39,23 @@ def test_16_bits_pass(dtype: torch.dtype) -> None:
     assert trials.try_attention(load("packed_attention", "reference"), CPU, dtype, 128, 128) is None
 
 
+@pytest.mark.parametrize("path", ["reference", "triton"])
+def test_soft_caps_and_sinks_pass(path: str) -> None:
+    if path == "triton":
+        pytest.importorskip("triton")
+    assert trials.try_attention(load("packed_attention", path), CPU, torch.float32, 64, 48, True) is None
+
+
+@pytest.mark.parametrize("place", [10, 11])
+def test_soft_caps_and_sinks_that_are_left_out(place: int) -> None:
+    def without(out: torch.Tensor, *given: Any) -> torch.Tensor:
+        return _reference(*given[:place], None, *given[place + 1 :])
+
+    fault = trials.try_attention(twin("packed_attention", without), CPU, torch.float32, 32, 32, True)
+    assert fault is not None
+    assert fault.startswith("off by")
+
+
 @pytest.mark.parametrize("field", Selected._fields)
 def test_a_selector_with_one_wrong_field(field: str) -> None:
     def spoil(selected: Selected, *given: object) -> Selected:
