@@ -25,10 +25,11 @@ from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.engine import Engine
 from hf_dcut.fixed_step import FixedStep
 from hf_dcut.graphs import Graphs, open_graphs
+from hf_dcut.lengths import check_length
 from hf_dcut.memory import check_memory, fitting_slots
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
 from hf_dcut.stats import Stats
-from hf_dcut.target import Target, check_length
+from hf_dcut.target import Target
 
 logger = logging.getLogger(__name__)
 

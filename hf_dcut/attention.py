@@ -2,7 +2,7 @@
 
 Setting a model's attention implementation writes into its config, so a plain forward in another thread would run ours.
 Instead a context variable, set around our forward only, is consulted when Transformers looks its function up. Models
-whose code does not ask the interface are found by the check in `target.py`.
+whose code does not ask the interface are found by `trial.py`.
 """
 
 from __future__ import annotations

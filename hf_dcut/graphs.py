@@ -22,7 +22,7 @@ from hf_dcut.drafting import FAULTS
 from hf_dcut.fixed_step import FixedRow, FixedStep
 from hf_dcut.memory import size
 from hf_dcut.requests import Request, table_of
-from hf_dcut.target import TOLERANCE, relative_difference
+from hf_dcut.trial import TOLERANCE, relative_difference
 
 logger = logging.getLogger(__name__)
 

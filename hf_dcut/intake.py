@@ -30,6 +30,7 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.decoding import check_proposals, drafter_for
 from hf_dcut.engine import Engine
 from hf_dcut.generation import prepare
+from hf_dcut.lengths import check_length
 from hf_dcut.media import MEDIA_INPUTS
 from hf_dcut.memory import fitting_length
 from hf_dcut.processors import own_copies
@@ -37,7 +38,7 @@ from hf_dcut.ranks import Ranks, settings
 from hf_dcut.requests import OWN_FAULTS, Request
 from hf_dcut.seeds import Seeds
 from hf_dcut.stats import Stats
-from hf_dcut.target import Target, check_length
+from hf_dcut.target import Target
 from hf_dcut.tiers import reads_scores_alone
 
 AllowedTokens = Callable[[int, Tensor], list[int]]

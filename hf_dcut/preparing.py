@@ -15,7 +15,7 @@ from hf_dcut.ranks import Ranks
 from hf_dcut.recurrence import delta_layers
 from hf_dcut.requests import Request
 from hf_dcut.seeds import Seeds
-from hf_dcut.target import check_model
+from hf_dcut.trial import check_model
 
 # What `generate` prepares for every decoder-only model and we either use or rebuild.
 _PREPARED = {"attention_mask", "position_ids", "cache", "logits_to_keep", "use_cache"}

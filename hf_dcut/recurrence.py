@@ -182,7 +182,7 @@ def _rule(module: nn.Module, form: str, final: bool = True) -> Callable[..., Any
 
 
 def delta_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Returns the Gated DeltaNet layers of a model that packed rows can go through; others are told by `target.py`."""
+    """Returns the Gated DeltaNet layers of a model that packed rows can go through; others are told by `trial.py`."""
 
     def has(module: nn.Module, names: tuple[str, ...]) -> bool:
         return all(hasattr(module, name) for name in names)

@@ -24,6 +24,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config", "wording"),
     "kernels",
     *("states", "cache", "attention", "recurrence", "noise", "ranks", "text", "media", "adapters", "requests", "tiers"),
+    *("lengths", "trial"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "selecting", "memory"),
     *("drafting", "fixed_step", "graphs", "replaying", "scheduling"),

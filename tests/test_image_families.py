@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from hf_dcut.drafters import DFlashDrafter
-from hf_dcut.target import check_model
+from hf_dcut.trial import check_model
 
 Inputs = dict[str, torch.Tensor]
 IMAGE = 97

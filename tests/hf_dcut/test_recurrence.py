@@ -27,7 +27,8 @@ from hf_dcut.acceptance import accept
 from hf_dcut.cache import SlotCache
 from hf_dcut.packing import Chunk, join, pack, pack_plain
 from hf_dcut.recurrence import delta_layers, packed_recurrence
-from hf_dcut.target import Target, check_model
+from hf_dcut.target import Target
+from hf_dcut.trial import check_model
 from hf_dcut.types import Batch, Cut, Drafts, Packed
 
 KINDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")

@@ -39,8 +39,10 @@ from transformers import (
 )
 
 from hf_dcut.cache import LayerShape, SlotCache
+from hf_dcut.lengths import check_length
 from hf_dcut.packing import Chunk, join
-from hf_dcut.target import Target, check_length, check_model
+from hf_dcut.target import Target
+from hf_dcut.trial import check_model
 from hf_dcut.types import Packed
 
 SIZES: dict[str, Any] = {

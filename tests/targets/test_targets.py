@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_dcut import CostTable, DCutConfig, DCutOutput, PromptLookupDrafter
 from hf_dcut.drafters import DFlashDrafter
 from hf_dcut.drafters.base import Drafter
-from hf_dcut.target import check_model
+from hf_dcut.trial import check_model
 
 Inputs = dict[str, torch.Tensor]
 D, NEW = 4, 20
