@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from target_cases import FULL, LATENT, SLIDING, WINDOW, Case
+from target_cases import FULL, LATENT, SLIDING, WINDOW, YES, Case
 from transformers import (
     ApertusConfig,
     Cohere2Config,
@@ -59,7 +59,12 @@ SHARED = {
 }
 
 DENSE = [
-    Case("Llama 2, Llama 3", LlamaConfig, models="Llama-3-8B, SmolLM2, Yi, DeepSeek-R1-Distill-Llama"),
+    Case(
+        "Llama 2, Llama 3",
+        LlamaConfig,
+        models="Llama-3-8B, SmolLM2, Yi, DeepSeek-R1-Distill-Llama",
+        tensor_parallel=YES,
+    ),
     Case("Llama 3.1", LlamaConfig, {"rope_parameters": LLAMA3}, models="Llama-3.1-8B, 3.2, 3.3", has="RoPE scaling"),
     Case("Llama with YaRN", LlamaConfig, {"rope_parameters": YARN}, has="RoPE scaling"),
     Case("Qwen2.5", Qwen2Config, models="Qwen2.5-7B, Qwen2-7B", has="biases of Q, K and V"),
@@ -69,7 +74,7 @@ DENSE = [
         {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
         has="sliding layers above full ones",
     ),
-    Case("Qwen3", Qwen3Config, models="Qwen3-4B, Qwen3-8B", has="norms of Q and K"),
+    Case("Qwen3", Qwen3Config, models="Qwen3-4B, Qwen3-8B", has="norms of Q and K", tensor_parallel=YES),
     Case(
         "SmolLM3",
         SmolLM3Config,

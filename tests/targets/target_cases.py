@@ -63,6 +63,7 @@ class Case:
         taps: whether a DFlash drafter can read its layers; else prompt lookup stands in.
         sampled: whether sampled text is compared too.
         tensor_parallel: `YES`, `UNTESTED`, or why not.
+        apart: how far logits may lie apart, of the largest; None for what its dtype and attention allow.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Case:
     taps: bool = True
     sampled: str = YES
     tensor_parallel: str = UNTESTED
+    apart: float | None = None
 
     def build(self, attention: str | None = None, **fields: Any) -> PreTrainedModel:
         """Returns a random model, the same for the same arguments; its experts run in any dtype."""
@@ -116,4 +118,8 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, attention: str | None = 
     if getattr(config, "_experts_implementation", None) is not None:
         # The grouped product has no float64.
         model.set_experts_implementation("eager")
+    # Random decays forget within a token or two; these make some heads of a recurrent layer remember.
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.data = torch.linspace(-5, 0, len(parameter), dtype=dtype)
     return model

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from dense_targets import DENSE
 from expert_targets import EXPERT
+from recurrent_targets import RECURRENT
 from refused_targets import REFUSED
 from target_cases import Case
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "targets.md"
 
-GROUPS: dict[str, list[Case]] = {"Dense": DENSE, "Mixtures of experts": EXPERT}
+GROUPS: dict[str, list[Case]] = {"Dense": DENSE, "Mixtures of experts": EXPERT, "With recurrent layers": RECURRENT}
 CASES = [case for group in GROUPS.values() for case in group]
 
 
@@ -31,13 +32,16 @@ _HEADER = """# Targets
 Which architectures of Transformers can be a target. `make test-targets` runs every row and writes this page.
 
 - *lossless*: greedy text equals the model's own plain `generate`, token for token, with 1, 3 and 8 requests, a random
-  DFlash drafter and one that knows the answer, and every logit to 1e-6. In float64, or in float32 where it says so.
+  DFlash drafter and one that knows the answer, and every logit to 1e-6 (1e-4 with recurrent layers, which keep float32
+  inside). In float64, or in float32 where it says so.
 - *cut*: so with the budget chosen from costs (auto) and with fixed ones.
 - *sampled*: text drawn with drafts equals what is drawn without, seed by seed.
+- *tensor parallel*: two processes say what one does ([several GPUs](parallel.md)).
 
 The models are tiny and random. They have the architecture's layers, and where it has a window, one shorter than the
 text; the models named beside it were not run. What is in no row is tried out when it is first used: ragged rows are run
 packed and through the stock forward, and a model that gives other logits, or cannot run them, is refused by name.
+With images: [guides/images.md](guides/images.md). Adapters, quantised weights: [guides/weights.md](guides/weights.md).
 """
 
 
