@@ -18,7 +18,7 @@ from transformers import (
 ROUTED = EXPERTS | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 
 EXPERT = [
-    Case("Qwen3-MoE", Qwen3MoeConfig, EXPERTS | {"num_experts": 4}, models="Qwen3-30B-A3B"),
+    Case("Qwen3-MoE", Qwen3MoeConfig, EXPERTS | {"num_experts": 4, "initializer_range": 0.8}, models="Qwen3-30B-A3B"),
     Case(
         "Qwen2-MoE",
         Qwen2MoeConfig,
