@@ -79,8 +79,8 @@ def open_engine(
         cache = SlotCache(target.shapes, slots, length, target.dtype, target.device)
         bound = drafter.bind(model, slots, length) if drafter else None
         stats = stats or Stats()
-        sizes = sorted({*powers_of_two(slots), slots})
-        graphs = open_graphs(config, FixedStep(target, cache, bound, depth), sizes, slots, longest - prompt)
+        at_once = sorted({*powers_of_two(slots), slots})
+        graphs = open_graphs(config, FixedStep(target, cache, bound, depth), at_once, slots, longest - prompt)
         costs = None
         if drafter is not None and bound is not None and config.budget == "auto":
             costs = _costs(config, depth, target, drafter, graphs is not None)

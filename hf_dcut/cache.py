@@ -157,7 +157,9 @@ class SlotCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Returns what `SlotLayer.update` does, also to models that do not hand their keywords to the cache."""
-        return self.layers[layer_idx].update(key_states, value_states, kwargs={"packed": self.packed})
+        layer = self.layers[layer_idx]
+        assert isinstance(layer, SlotLayer), "recurrent layers keep their own states"
+        return layer.update(key_states, value_states, kwargs={"packed": self.packed})
 
     def move(self, source: int, destination: int) -> None:
         """Moves a request to another slot, whose old content is dropped."""

@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
+from hf_dcut.cache import SlotCache, SlotLayer
 from hf_dcut.types import Packed, Record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hf_dcut.cache import SlotCache
 
 # Which tokens are images and the like, and where an image's patches lie: read with the prompt, as the pixels are.
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
@@ -141,6 +141,7 @@ def read_prompts(model: PreTrainedModel, packed: Packed, place: Place, cache: Sl
     inputs = model.prepare_inputs_for_generation(**place.prompts.inputs, cache=stored, is_first_iteration=True)
     output = model(**inputs, return_dict=True)
     for slots, read in zip(cache.layers, stored.layers, strict=True):
+        assert isinstance(slots, SlotLayer), "prompts with media are refused where layers are recurrent"
         keys, values = (states[place.row, :, place.column] for states in (read.keys, read.values))
         slots.store(packed.slot, packed.cell, keys, values)
     return output.logits[place.row[packed.logit_rows], -1]

@@ -130,7 +130,11 @@ def open_pair(model: PreTrainedModel, drafter: Drafter, bucket: int, recorder: R
     """
     slots, depth = 2 * bucket, drafter.draft_tokens
     config = DCutConfig(cost_table=made_up_costs(slots, depth), deterministic=True, cuda_graphs=False)
-    shapes = [(b, t) for b in (bucket, slots) for t in {0, *(positions(r, b, depth) for r in config.ratios)}]
+    shapes = [
+        (b, t)
+        for b in (bucket, slots)
+        for t in {0, *(positions(r, b, depth) for r in config.candidates(recorded=True))}
+    ]
     with ExitStack() as stack:
         engines, counted = [], Counted(recorder)
         for recording in (counted, CallAgain()):
