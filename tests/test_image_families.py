@@ -16,6 +16,7 @@ from transformers import (
     PaliGemmaConfig,
     PreTrainedModel,
     Qwen2VLConfig,
+    Qwen3_5Config,
 )
 
 from hf_dcut.drafters import DFlashDrafter
@@ -142,3 +143,24 @@ def test_prompts_that_see_themselves_both_ways_are_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"PaliGemma.* gives other logits for packed rows.*without dcut"):
         check_model(build(config))
+
+
+def test_images_in_front_of_recurrent_layers_are_refused_and_text_is_not() -> None:
+    recurrent = {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4, "head_dim": 16}
+    recurrent |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2}
+    rope = ROPE | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
+    eyes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4}
+    eyes |= {"spatial_merge_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
+    model = build(
+        Qwen3_5Config(
+            text_config=TEXT | recurrent | {"rope_parameters": rope}, vision_config=eyes, image_token_id=IMAGE
+        )
+    )
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "prompt_lookup_num_tokens": 3}
+    with pytest.raises(ValueError, match=r"Qwen3_5ForConditionalGeneration has recurrent layers.*leave images out"):
+        model.generate(**prompts("qwen2 vl", 4, (16, 3 * 2 * 4 * 4)), **options, dcut=0.5)
+    ids = torch.tensor([[5, 6, 5, 6, 5], [9, 8, 9, 8, 9]])
+    mask = torch.ones_like(ids)
+    text = model.generate(ids, attention_mask=mask, **options, dcut=0.5)
+    del options["prompt_lookup_num_tokens"]
+    assert torch.equal(text, model.generate(ids, attention_mask=mask, **options))

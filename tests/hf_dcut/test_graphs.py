@@ -28,6 +28,7 @@ from hf_dcut.drafters.oracle import BoundOracle, OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.fixed_step import FixedRow
 from hf_dcut.graphs import smallest
+from hf_dcut.ranks import Ranks
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 
@@ -330,6 +331,23 @@ def test_drafters_and_options_that_take_part_on_the_host_are_refused(
     monkeypatch.setattr(BoundOracle, "capturable", False)
     with pytest.raises(ValueError, match="BoundOracle reads numbers on the host while it drafts"):
         run(model, make_drafter("oracle", model, texts), 3, make_requests())
+
+
+def test_targets_whose_steps_wait_for_the_host_are_refused(
+    recorder: CallAgain,
+    model: PreTrainedModel,
+    make_target: Callable[..., PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ValueError, match="cuda_graphs=True: the states of recurrent layers take in accepted tokens"):
+        run(make_target("qwen3_5"), None, 3, make_requests(), budget="none")
+    shared = Ranks()
+    shared.size = 2
+    monkeypatch.setattr(Ranks, "of", classmethod(lambda cls, model: shared))
+    monkeypatch.setattr(Ranks, "check", lambda self, facts: None)
+    monkeypatch.setattr(Ranks, "least", lambda self, number: number, raising=False)
+    with pytest.raises(ValueError, match="cuda_graphs=True: processes that share a model ask each other"):
+        run(model, None, 3, make_requests(), budget="none")
 
 
 def test_auto_records_only_what_may_pay(recorder: CallAgain, model: PreTrainedModel) -> None:
