@@ -22,7 +22,9 @@ FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```", re.MULTILINE | r
 INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 INLINE = re.compile(r"`([^`]+)`")
 # What comes before our own arguments: the script, in an environment or not, or its module under a launcher.
-CALL = re.compile(r"(?:^|\s)(?:\S*/)?(?:hf-dcut(?=\s|$)|-m hf_dcut\.cli)(?P<rest>.*)$")
+CALL = re.compile(r"(?:(?:^|\|)\s*(?:\w+=\S*\s+)*(?:\S*/)?hf-dcut|-m hf_dcut\.cli)(?=\s|$)(?P<rest>.*)$")
+# An option of a script of ours.
+EXAMPLE = re.compile(r'add_argument\("(--[\w-]+)"')
 # Options of the launchers, accelerate and torchrun.
 FOREIGN = {"--multi_gpu", "--cpu", "--num_processes", "--standalone", "--nproc-per-node", "--nnodes"}
 
@@ -76,6 +78,8 @@ def test_commands_of_a_page_are_parsed(page: Path) -> None:
 
 def test_options_of_all_pages_exist() -> None:
     there = {text for made in known(parser()).values() for action in made._actions for text in action.option_strings}
+    scripts = (ROOT / "examples").rglob("*.py")
+    there |= {text for script in scripts for text in EXAMPLE.findall(script.read_text())}
     named = {(str(page.relative_to(ROOT)), text) for page in PAGES for text in options(page.read_text())}
     assert {(page, text) for page, text in named if text not in there | FOREIGN} == set()
 
