@@ -121,9 +121,9 @@ def _collector(index: int) -> Any:
         if collected is None:
             return
         collected[index] = states = output[0] if isinstance(output, tuple) else output
-        if states.dim() != 3 or len(states) > 1:
+        if states.dim() != 3:
             raise ValueError(
-                f"{type(module).__name__} puts out {tuple(states.shape)} instead of [1, T, hidden]: no drafter that "
+                f"{type(module).__name__} puts out {tuple(states.shape)} instead of [rows, T, hidden]: no drafter that "
                 "reads its layers can draft for this model. Use prompt_lookup_num_tokens"
             )
 

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig, PreTrainedModel
 
 from hf_dcut import CostTable, DCutConfig, DCutOutput, OracleDrafter, PromptLookupDrafter
+from hf_dcut.config import PAPER_RATIOS, RATIOS
 from hf_dcut.drafters import DFlashDrafter
 from hf_dcut.drafters.base import Drafter
 
@@ -130,7 +131,10 @@ def test_every_token_is_that_of_plain_generate(case: Case, kind: str, rows: int,
 
 def test_auto_chooses_and_skips(case: Case) -> None:
     moods = {(rows, name): case.run("llama", rows, name, "auto").stats for rows in (1, 8, 33) for name in PROFILES}
-    assert {ratio for stats in moods.values() for ratio in stats.budgets} == {0.25, 0.5, 0.75, 1.0}
+    chosen = {ratio for stats in moods.values() for ratio in stats.budgets}
+    assert chosen <= set(RATIOS)
+    assert {0.25, 0.5, 1.0} <= chosen
+    assert len(chosen - set(PAPER_RATIOS)) > 3
     assert moods[1, "oracle"].plain_steps == 0
     assert moods[33, "wrong oracle"].plain_steps > moods[33, "wrong oracle"].drafted_steps
 
