@@ -152,7 +152,7 @@ def test_a_time_budget_ends_everything(target: Path, prompts: Path, tmp_path: Pa
 @pytest.mark.skipif(shutil.which("make") is None, reason="asks make for its recipe")
 def test_the_recipe_for_a_gpu_runs_in_small(target: Path, prompts: Path, tmp_path: Path) -> None:
     """`make train-gpu` as it stands, but for the models, the minutes and how much is done at once."""
-    recipe = ["make", "-n", "train-gpu", "SETUP=", "HF_DCUT=hf-dcut", f"PROMPTS={prompts}"]
+    recipe = ["make", "--no-print-directory", "-n", "train-gpu", "SETUP=", "HF_DCUT=hf-dcut", f"PROMPTS={prompts}"]
     told = subprocess.run(recipe, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     name, *arguments = shlex.split(told.replace("\\\n", " "))
     assert name == "hf-dcut"
