@@ -119,6 +119,7 @@ class SlotCache(Cache):
 
     Attributes:
         packed: the row of the forward that runs.
+        windows: the window of each layer that keeps K/V, None on full ones.
     """
 
     layers: list[SlotLayer | StateLayer]
@@ -141,17 +142,13 @@ class SlotCache(Cache):
         ]
         super().__init__(layers=layers)
         self.states = [layer for layer in layers if isinstance(layer, StateLayer)]
+        kept = {index: shape for index, shape in enumerate(shapes) if isinstance(shape, LayerShape)}
+        self.windows = {index: shape.window for index, shape in kept.items() if shape.elements}
 
     @property
     def recurrent(self) -> bool:
         """Whether a slot can only be copied as it is, since states stand for all cells in use and for no fewer."""
         return bool(self.states)
-
-    @property
-    def windows(self) -> dict[int, int | None]:
-        """The window of each layer that keeps K/V, None on full ones."""
-        shapes = {i: layer.shape for i, layer in enumerate(self.layers) if isinstance(layer, SlotLayer)}
-        return {index: shape.window for index, shape in shapes.items() if shape.elements}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -169,10 +166,7 @@ class SlotCache(Cache):
     def copy(self, source: int, destination: int, length: int) -> None:
         """Copies the first `length` cells of a slot to another; with recurrent layers, all that are in use."""
         for layer in self.layers:
-            if isinstance(layer, StateLayer):
-                layer.move(source, destination)
-            else:
-                layer.copy(source, destination, length)
+            layer.copy(source, destination, length)
 
     def free(self, slot: int) -> None:
         """Gives a slot up. Plain K/V need nothing: a new request overwrites before it reads. States start anew."""

@@ -126,6 +126,10 @@ class StateLayer:
         self.window[destination] = self.window[source]
         self.state[destination] = self.state[source]
 
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Does the same: a state stands for all cells in use, whatever `length` is, and for no fewer."""
+        self.move(source, destination)
+
     def free(self, slot: int) -> None:
         """Puts a slot back to the first state, from which the next request goes on."""
         self.window[slot] = 0

@@ -45,6 +45,24 @@ def make_batch() -> Callable[..., Batch]:
     return build_batch
 
 
+def greedy_texts(
+    model: PreTrainedModel, prompts: Sequence[list[int]], lengths: Sequence[int], end: int
+) -> list[list[int]]:
+    """Returns what plain `generate` says after each prompt alone, up to its own length or the end token."""
+    texts = []
+    for prompt, length in zip(prompts, lengths, strict=True):
+        inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt))}
+        text = model.generate(**inputs, do_sample=False, eos_token_id=end, max_new_tokens=length)
+        texts.append(text[0, len(prompt) :].tolist())
+    return texts
+
+
+@pytest.fixture(scope="session")
+def said_alone() -> Callable[..., list[list[int]]]:
+    """`said_alone(model, prompts, lengths, end)`: the new tokens of each."""
+    return greedy_texts
+
+
 class HostRead(AssertionError):
     """The host asked for a number that the device had to give, or sent it one."""
 

@@ -35,13 +35,9 @@ def model(tiny_llama: Callable[..., PreTrainedModel]) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def texts(model: PreTrainedModel) -> list[list[int]]:
+def texts(model: PreTrainedModel, said_alone: Callable[..., list[list[int]]]) -> list[list[int]]:
     """What plain `generate` says after each prompt alone, up to its own length or the end token."""
-    texts = []
-    for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
-        inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt))}
-        text = model.generate(**inputs, do_sample=False, eos_token_id=END, max_new_tokens=length)
-        texts.append(text[0, len(prompt) :].tolist())
+    texts = said_alone(model, PROMPTS, LENGTHS, END)
     assert {text[-1] == END for text in texts} == {True, False}
     return texts
 
