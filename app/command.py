@@ -6,7 +6,7 @@ import argparse
 import os
 
 TARGET = "models/smollm2-135m-instruct"
-DRAFTERS = ("examples/drafter", "lookup", "random")
+DRAFTERS = ("examples/drafter", "examples/drafter+lookup", "lookup", "random")
 
 
 def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter",
         action="append",
-        help=f"folder or Hub id of a drafter, or lookup, random; may be repeated (default: {', '.join(DRAFTERS)})",
+        help="folder or Hub id of a drafter, or lookup, random, or NAME+lookup for two at once; may be repeated "
+        f"(default: {', '.join(DRAFTERS)})",
     )
     parser.add_argument("--dtype", default=None, help="of the model (default: float32 on a CPU, else as saved)")
     parser.add_argument("--cost-table", default="auto", help="file for measured seconds (default: Hugging Face cache)")

@@ -17,11 +17,12 @@ from hf_dcut.bench.drafter import make_drafter
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.names import source_of
 from hf_dcut.profiling import powers_of_two
 
 # Tokens of the longest request for which steps are measured; one length serves all visitors.
 _MEASURED_LENGTH = 256
-_TITLES = {"lookup": "Prompt lookup (copies from the text)", "random": "Untrained DFlash (always wrong)"}
+_LOOKUP = "Prompt lookup (copies from the text)"
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Models:
 
     Attributes:
         target: folder or Hub id of the model.
-        drafters: folders or Hub ids, "lookup" (prompt lookup) or "random" (an untrained DFlash).
+        drafters: as of `make_drafter`, such as a folder or Hub id, or "lookup" for prompt lookup.
         dtype: of the target; None takes float32 on a CPU, where it is faster and ties are rarer, else as saved.
         first_batch: requests for which steps are measured while the page is being read.
         cost_table: where measured seconds are kept, as in `DCutConfig`.
@@ -69,7 +70,7 @@ class Models:
 
     def titles(self) -> list[tuple[str, str]]:
         """Returns (words for the visitor, name) of each drafter."""
-        return [(_TITLES.get(name, f"DFlash ({Path(name).name})"), name) for name in self.drafters]
+        return [(_title(name), name) for name in self.drafters]
 
     def start(self) -> None:
         """Begins to load, in a thread that ends with the process."""
@@ -138,3 +139,12 @@ class Models:
             self.error = f"{self.stage} failed: {error} (target {self.target}, drafters {', '.join(self.drafters)})"
         finally:
             self._settled.set()
+
+
+def _title(name: str) -> str:
+    """Returns a drafter in words for the visitor."""
+    source = source_of(name)
+    if source is None:
+        return _LOOKUP
+    words = "Untrained DFlash (always wrong)" if source == "random" else f"DFlash ({Path(source).name})"
+    return words if source == name else f"{words} and prompt lookup"

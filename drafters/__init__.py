@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from hf_dcut.drafters import checkpoint
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.dflash.config import is_dflash
+from hf_dcut.drafters.names import named_drafter
 
 __all__ = ["DRAFTERS", "AutoDrafter", "BoundDrafter", "DFlashDrafter", "Drafter", "is_drafter"]
 
@@ -19,7 +21,7 @@ DRAFTERS: dict[str, type[Drafter]] = {"dflash": DFlashDrafter}
 
 
 class AutoDrafter:
-    """Reads drafters of any kind. Not made itself: `from_pretrained` returns the drafter."""
+    """Reads drafters of any kind. Not made itself: its methods return the drafter."""
 
     @staticmethod
     def from_pretrained(
@@ -42,6 +44,20 @@ class AutoDrafter:
         if is_dflash(config):
             return DFlashDrafter.from_pretrained(folder, **options)
         raise ValueError(f"{name} {_unknown(config)}")
+
+    @staticmethod
+    def named(name: str, **options: Any) -> Drafter:
+        """Returns the drafter that a command names: as `from_pretrained`, and "lookup" and "NAME+lookup".
+
+        Args:
+            name: a folder or Hub id, "lookup" for prompt lookup, or one with "+lookup" behind it for both at once.
+            options: of `from_pretrained`, for what is read.
+
+        Raises:
+            ValueError: a name that is none, and as of `from_pretrained`.
+            FileNotFoundError: as of `from_pretrained`.
+        """
+        return named_drafter(name, partial(AutoDrafter.from_pretrained, **options))
 
     @staticmethod
     def from_module(module: nn.Module) -> Drafter:

@@ -49,6 +49,9 @@ class Drafter(ABC):
     def cell_bytes(self, target: PreTrainedModel) -> int:
         """Returns the bytes of state that one cell of one slot takes, so that memory can be told beforehand."""
 
+    def __repr__(self) -> str:
+        return type(self).__name__
+
     @abstractmethod
     def fingerprint(self) -> dict[str, object]:
         """Returns what the seconds of a draft depend on, JSON-able: kind, shape, dtype."""

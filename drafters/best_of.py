@@ -45,6 +45,9 @@ class BestOf(Drafter):
     def cell_bytes(self, target: PreTrainedModel) -> int:
         return sum(drafter.cell_bytes(target) for drafter in self.drafters)
 
+    def __repr__(self) -> str:
+        return f"BestOf({', '.join(map(repr, self.drafters))})"
+
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "best of", "drafters": [drafter.fingerprint() for drafter in self.drafters]}
 

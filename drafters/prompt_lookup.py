@@ -83,24 +83,22 @@ class BoundPromptLookup(BoundDrafter):
 
     def _continue(self, text: Tensor, end: Tensor, occurs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the tokens after the last occurrence, int64 [B, D], their confidences and how many there are."""
-        rows, length = text.shape
+        length = text.shape[1]
         place = torch.arange(length, device=text.device)
         last = torch.where(occurs, place, -1).amax(1)
-        token, confidence = [], []
-        agree, sure = occurs, torch.ones(rows, device=text.device)
-        for k in range(1, self.draft_tokens + 1):
-            ahead = (place + k).clamp_max(length - 1)
-            known = (place + k < end[:, None]) & (place + k < length)
-            following = text[:, ahead]
-            drafted = following.gather(1, last.clamp_min(0)[:, None])
-            voters = agree & known
-            agree = voters & (following == drafted)
-            sure = agree.sum(1) / (voters.sum(1) + 1)
-            token.append(drafted[:, 0])
-            confidence.append(sure)
+        # What is not known yet is -1, also behind the last cell.
+        known = torch.nn.functional.pad(text.masked_fill(place >= end[:, None], -1), (0, self.draft_tokens), value=-1)
+        ahead = torch.arange(1, self.draft_tokens + 1, device=text.device)
+        token = known.gather(1, last.clamp_min(0)[:, None] + ahead)
+        agree, confidence = occurs, []
+        for k, drafted in enumerate(token.unbind(1), 1):
+            following = known[:, k : k + length]
+            voters = agree & (following >= 0)
+            agree = voters & (following == drafted[:, None])
+            confidence.append(agree.sum(1) / (voters.sum(1) + 1))
         count = torch.where(last >= 0, (end - 1 - last).clamp(0, self.draft_tokens), 0)
-        # Places without a draft hold -1 from the history; they must still be tokens.
-        return torch.stack(token, 1).clamp_min(0), torch.stack(confidence, 1).float(), count
+        # Places without a draft must still hold tokens.
+        return token.clamp_min(0), torch.stack(confidence, 1).float(), count
 
     def move(self, source: int, destination: int) -> None:
         self.tokens[destination] = self.tokens[source]

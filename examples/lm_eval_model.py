@@ -27,7 +27,7 @@ class DCutLM(HFLM):
 
     Args:
         pretrained: as for `hf`.
-        drafter: folder or Hub id of a drafter, "lookup" for drafts from the text itself.
+        drafter: folder or Hub id of a drafter, "lookup" for drafts from the text itself, or "NAME+lookup" for both.
         dcut: as for `generate`; "auto" by default.
         max_batch_size: requests at once in `generate_until`.
         arguments: others of `hf`.
@@ -46,10 +46,7 @@ class DCutLM(HFLM):
             raise ValueError(f"think_end_token={self.think_end_token}: give the text of the token")
         self.dcut = dcut
         self.max_concurrent = max_batch_size
-        named = drafter != "lookup"
-        self.drafter = (
-            hf_dcut.AutoDrafter.from_pretrained(drafter, device=self.device) if named else hf_dcut.PromptLookupDrafter()
-        )
+        self.drafter = hf_dcut.AutoDrafter.named(drafter, device=self.device)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns the text that follows each context, up to the first of its stop strings."""

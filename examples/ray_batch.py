@@ -35,7 +35,7 @@ class Answerer:
     """One replica: a target, a drafter and what steps cost where it runs.
 
     Args:
-        target, drafter: folders or Hub ids; the drafter "lookup" copies from the text.
+        target, drafter: folders or Hub ids; the drafter "lookup" copies from the text, "NAME+lookup" does both.
         options: of `generate_batch`.
     """
 
@@ -43,11 +43,7 @@ class Answerer:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.tokenizer = AutoTokenizer.from_pretrained(target)
         self.model = AutoModelForCausalLM.from_pretrained(target, dtype="auto").to(device).eval()
-        self.drafter: hf_dcut.Drafter = (
-            hf_dcut.PromptLookupDrafter(10)
-            if drafter == "lookup"
-            else hf_dcut.AutoDrafter.from_pretrained(drafter, device=device, dtype=self.model.dtype)
-        )
+        self.drafter = hf_dcut.AutoDrafter.named(drafter, device=device, dtype=self.model.dtype)
         self.options = options
 
     def __call__(self, rows: Columns) -> Columns:

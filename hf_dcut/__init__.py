@@ -23,6 +23,7 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters import AutoDrafter
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.best_of import BestOf
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.generation import disable, enable, generate
@@ -43,6 +44,7 @@ __all__ = [
     "BatchResult",
     "BatchRun",
     "BatchStreamer",
+    "BestOf",
     "CostTable",
     "DCutConfig",
     "DCutOutput",

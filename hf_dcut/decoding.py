@@ -11,12 +11,12 @@ from hf_dcut.assembly import open_engine
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters import AutoDrafter, is_drafter
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.best_of import BestOf
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.padded import DCutOutput, output_of
 from hf_dcut.preparing import Preparing
 from hf_dcut.ranks import settings
 from hf_dcut.requests import Request
-from hf_dcut.seeds import Seeds
 from hf_dcut.stats import Stats
 from hf_dcut.streaming import check_streamer, listeners
 from hf_dcut.tiers import reads_scores_alone
@@ -27,11 +27,16 @@ class Decoding:
 
     Its parameters are named as those of Transformers' own methods: other names would be taken out of the user's
     keywords before these are looked at.
+
+    Args:
+        config: how drafts are cut.
+        assistant: what was given as `assistant_model`.
+        streamer: as for `generate`.
+        prepare: makes the requests.
     """
 
-    def __init__(self, config: DCutConfig, assistant: object, seeds: Seeds, logprobs: object, streamer: Any):
-        self.config, self.assistant, self.streamer = config, assistant, streamer
-        self.prepare = Preparing(seeds, logprobs)
+    def __init__(self, config: DCutConfig, assistant: object, streamer: Any, prepare: Preparing):
+        self.config, self.assistant, self.streamer, self.prepare = config, assistant, streamer, prepare
 
     def __call__(
         self,
@@ -52,10 +57,10 @@ class Decoding:
             model_kwargs: what Transformers prepared for the forward, and what the user added to it.
         """
         check_streamer(self.streamer, len(input_ids))
-        drafter = drafter_for(self.assistant, generation_config, self.config)
         requests = self.prepare(
             model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
         )
+        drafter = drafter_for(self.assistant, generation_config, self.config)
         for request, listener in zip(requests, listeners(self.streamer, input_ids), strict=True):
             check_proposals(self.config, drafter, request)
             request.listener = listener
@@ -69,10 +74,12 @@ class Decoding:
 
 
 def drafter_for(assistant: object, generation_config: GenerationConfig, config: DCutConfig) -> Drafter | None:
-    """Returns who proposes: the assistant, or prompt lookup if its option is set; None for plain decoding."""
-    lookup = generation_config.prompt_lookup_num_tokens
-    if assistant is not None and lookup is not None:
-        raise ValueError(f"assistant_model and prompt_lookup_num_tokens={lookup} are two drafters: give one of them")
+    """Returns who proposes: the assistant, prompt lookup if its option is set, or both; None for plain decoding.
+
+    Raises:
+        TypeError: an assistant that cannot draft.
+        ValueError: no drafter where the budget needs one, or a lookup of no tokens.
+    """
     if isinstance(assistant, nn.Module) and is_drafter(assistant):
         assistant = AutoDrafter.from_module(assistant)
     if assistant is not None and not isinstance(assistant, Drafter):
@@ -82,8 +89,10 @@ def drafter_for(assistant: object, generation_config: GenerationConfig, config: 
         )
     if config.budget == "none":
         return None
+    lookup, longest = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
     if lookup is not None:
-        return PromptLookupDrafter(lookup, generation_config.max_matching_ngram_size or 2)
+        by_lookup = PromptLookupDrafter(lookup, longest or 2)
+        return by_lookup if assistant is None else BestOf([assistant, by_lookup])
     if assistant is None:
         raise ValueError(
             "dcut needs a drafter: pass assistant_model=hf_dcut.AutoDrafter.from_pretrained(folder_or_hub_id) or "
@@ -99,7 +108,7 @@ def check_proposals(config: DCutConfig, drafter: Drafter | None, request: Reques
     if not drafter.independent:
         raise ValueError(
             f"dcut proposals='sampled' needs a drafter whose places do not depend on each other's draws, such as "
-            f"DFlash, and this is a {type(drafter).__name__}: leave proposals at 'greedy'"
+            f"DFlash alone, and this is {drafter}: leave proposals at 'greedy'"
         )
     processors = {*(request.processors or ()), *(request.walked or ())}
     others = sorted({type(p).__name__ for p in processors if not reads_scores_alone([p])})

@@ -18,7 +18,8 @@ def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--drafter",
         action="append",
-        help=f"folder or Hub id of a drafter, once for each (default: {_DRAFTER}); prompt lookup comes for comparison",
+        help=f"folder or Hub id of a drafter, with +lookup behind it for prompt lookup too, once for each (default: "
+        f"{_DRAFTER}); prompt lookup comes for comparison",
     )
     parser.add_argument(
         "--data", action="append", help="shipped prompt set or JSON-lines file, once for each (default: gsm8k)"

@@ -21,7 +21,6 @@ from hf_dcut.adapters import unwrapped
 from hf_dcut.config import DCutConfig
 from hf_dcut.decoding import Decoding
 from hf_dcut.drafters.base import Drafter
-from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.options import check_option, check_parameters
 from hf_dcut.padded import DCutOutput
 from hf_dcut.preparing import Preparing
@@ -62,11 +61,8 @@ def generate(model: PreTrainedModel, *args: Any, dcut: Any = True, **kwargs: Any
     assistant, streamer = named.pop("assistant_model", None), named.pop("streamer", None)
     try:
         model, config = unwrapped(model), DCutConfig.of(dcut)
-        arguments, seeds, logprobs = _redirect(model, named)
-        if assistant is None:
-            assistant = _take_lookup(model, arguments)
-        method = Decoding(config, assistant, seeds, logprobs, streamer)
-        return _upstream(model, **{**arguments, "custom_generate": method})
+        arguments, method = _redirect(model, named)
+        return _upstream(model, **{**arguments, "custom_generate": Decoding(config, assistant, streamer, method)})
     finally:
         if streamer is not None:
             streamer.end()
@@ -82,8 +78,8 @@ def prepare(model: PreTrainedModel, *args: Any, **kwargs: Any) -> list[Request]:
     Raises:
         ValueError, TypeError: something that dcut does not do, named.
     """
-    arguments, seeds, logprobs = _redirect(model, _named(model, args, kwargs))
-    return _upstream(model, **{**arguments, "custom_generate": Preparing(seeds, logprobs)})
+    arguments, method = _redirect(model, _named(model, args, kwargs))
+    return _upstream(model, **{**arguments, "custom_generate": method})
 
 
 @functools.wraps(_upstream)
@@ -110,8 +106,8 @@ def _named(model: PreTrainedModel, args: Any, kwargs: Any) -> dict[str, Any]:
     return named
 
 
-def _redirect(model: PreTrainedModel, named: dict[str, Any]) -> tuple[dict[str, Any], Seeds, object]:
-    """Returns the arguments for the original `generate`, and what it would drop on the way to a decoding method.
+def _redirect(model: PreTrainedModel, named: dict[str, Any]) -> tuple[dict[str, Any], Preparing]:
+    """Returns the arguments for the original `generate`, and a method that has what it would drop on the way there.
 
     Args:
         model: the target.
@@ -123,7 +119,8 @@ def _redirect(model: PreTrainedModel, named: dict[str, Any]) -> tuple[dict[str, 
     logprobs = options.pop("output_logprobs", None)
     _take_stop_strings(model, named, options)
     _check_early(model, named, options)
-    return {**named, **options}, seeds, logprobs
+    arguments = {**named, **options}
+    return arguments, Preparing(seeds, logprobs, _take_lookup(model, arguments))
 
 
 def _check_early(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:
@@ -137,21 +134,20 @@ def _check_early(model: PreTrainedModel, named: dict[str, Any], options: dict[st
         raise ValueError(f"input_ids has shape {tuple(prompts.shape)}: give at least one prompt of at least one token")
 
 
-def _take_lookup(model: PreTrainedModel, arguments: dict[str, Any]) -> PromptLookupDrafter | None:
-    """Takes prompt lookup out of the arguments and returns it as a drafter; None where the call does not ask for it.
+def _take_lookup(model: PreTrainedModel, arguments: dict[str, Any]) -> int | None:
+    """Takes `prompt_lookup_num_tokens` out of the arguments and returns it; None where the call does not ask for it.
 
     Transformers refuses the option where it cannot draft itself: for models with recurrent states, several answers.
     """
     config = arguments.get("generation_config") or GenerationConfig()
-    lookup = arguments.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens)
+    lookup: int | None = arguments.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens)
     if lookup is None or model.generation_config.prompt_lookup_num_tokens is not None:
         return None
-    longest = arguments.get("max_matching_ngram_size", config.max_matching_ngram_size) or 2
     arguments.pop("prompt_lookup_num_tokens", None)
     if config.prompt_lookup_num_tokens is not None:
         arguments["generation_config"] = config = copy.deepcopy(config)
         config.prompt_lookup_num_tokens = None
-    return PromptLookupDrafter(lookup, longest)
+    return lookup
 
 
 def _take_stop_strings(model: PreTrainedModel, named: dict[str, Any], options: dict[str, Any]) -> None:

@@ -30,10 +30,11 @@ class Preparing:
     Args:
         seeds: where seeds come from.
         logprobs: whether log-probabilities are kept; what the config says when None.
+        lookup: `prompt_lookup_num_tokens` that was kept from Transformers, which the final config gets back; or None.
     """
 
-    def __init__(self, seeds: Seeds, logprobs: object):
-        self.seeds, self.logprobs = seeds, logprobs
+    def __init__(self, seeds: Seeds, logprobs: object, lookup: int | None):
+        self.seeds, self.logprobs, self.lookup = seeds, logprobs, lookup
 
     def __call__(
         self,
@@ -57,6 +58,8 @@ class Preparing:
             ValueError: an option, a model, a mask or a keyword that dcut does not handle.
         """
         config, width = generation_config, input_ids.shape[1]
+        if self.lookup is not None:
+            config.prompt_lookup_num_tokens = self.lookup
         check_options(config)
         check_model(model)
         _refuse_extras(model, model_kwargs)

@@ -15,7 +15,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter",
         default=DRAFTER,
-        help="folder or Hub id of a drafter, or oracle, random, lookup (default: %(default)s)",
+        help="folder or Hub id of a drafter, or oracle, random, lookup; NAME+lookup for two (default: %(default)s)",
     )
     parser.add_argument("--dtype", default="auto", help="of the model, such as bfloat16 (default: as saved)")
 

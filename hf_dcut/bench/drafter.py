@@ -12,8 +12,8 @@ from hf_dcut.bench import peers
 from hf_dcut.drafters import AutoDrafter
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.drafters.names import named_drafter
 from hf_dcut.drafters.oracle import OracleDrafter
-from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 
 # Confidences of the oracle's blocks: some are easy, some hard. With 15 drafts, all verified, a step commits 4.9
 # tokens on average.
@@ -29,21 +29,30 @@ def make_drafter(
     """Returns the drafter a plan names.
 
     Args:
-        name: folder or Hub id, "oracle" (block 16, calibrated), "random" (an untrained DFlash) or "lookup".
+        name: folder or Hub id, "oracle" (block 16, calibrated), "random" (an untrained DFlash), "lookup", or one of the
+            others with "+lookup" behind it.
         model: the target.
         prompts: token ids; the oracle must know the target's answers to them.
         max_new_tokens: of each answer.
     """
-    if name == "lookup":
-        return PromptLookupDrafter()
-    if name == "random":
-        config = model.config.get_text_config(decoder=True)
-        taps = sorted({1, config.num_hidden_layers // 2, config.num_hidden_layers - 3})
-        drafter = DFlashDrafter.random(config, taps=taps, mask_token_id=0, block_size=8, layers=2, dtype=torch.bfloat16)
-        return drafter.to(model.device)
-    if name == "oracle":
-        return OracleDrafter(_continuations(model, prompts, max_new_tokens), draft_tokens=15, profile=ORACLE_PROFILE)
-    return AutoDrafter.from_pretrained(name, device=model.device)
+
+
+    def load(source: str) -> Drafter:
+        if source == "random":
+            return _untrained(model)
+        if source == "oracle":
+            known = _continuations(model, prompts, max_new_tokens)
+            return OracleDrafter(known, draft_tokens=15, profile=ORACLE_PROFILE)
+        return AutoDrafter.from_pretrained(source, device=model.device)
+
+    return named_drafter(name, load)
+
+
+def _untrained(model: PreTrainedModel) -> DFlashDrafter:
+    config = model.config.get_text_config(decoder=True)
+    taps = sorted({1, config.num_hidden_layers // 2, config.num_hidden_layers - 3})
+    drafter = DFlashDrafter.random(config, taps=taps, mask_token_id=0, block_size=8, layers=2, dtype=torch.bfloat16)
+    return drafter.to(model.device)
 
 
 def profile_for(tokens_per_step: float, draft_tokens: int = 15) -> tuple[float, ...]:

@@ -18,7 +18,6 @@ from hf_dcut.bench.calibration import mean_curve, of_replay, plot, table
 from hf_dcut.bench.prompts import encode_each, read_prompts
 from hf_dcut.bench.replay import Replay, replay
 from hf_dcut.drafters import AutoDrafter
-from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.drafters.training.answers import Answer, without_loop
 from hf_dcut.regeneration import AnswerFile
@@ -30,7 +29,7 @@ class Plan:
 
     Attributes:
         target: folder or Hub id of the model.
-        drafters: folders or Hub ids; prompt lookup is always measured beside them.
+        drafters: as of `AutoDrafter.named`; prompt lookup is always measured beside them.
         data: names of shipped prompt sets, or JSON-lines files.
         prompts: the first so many of each; None for all.
         max_new_tokens: of each answer.
@@ -60,7 +59,7 @@ def evaluate(plan: Plan) -> list[dict[str, Any]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(plan.target)
     model = AutoModelForCausalLM.from_pretrained(plan.target, dtype=plan.dtype).eval().to(device)
-    drafters: dict[str, Drafter] = {n: AutoDrafter.from_pretrained(n, device=device) for n in plan.drafters}
+    drafters = {name: AutoDrafter.named(name, device=device) for name in plan.drafters}
     for drafter in drafters.values():
         drafter.check(model)
     drafters["prompt lookup"] = PromptLookupDrafter()

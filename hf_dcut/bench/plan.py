@@ -17,7 +17,7 @@ class Plan:
 
     Attributes:
         target: folder or Hub id of the model.
-        drafter: folder or Hub id of a drafter, or "oracle", "random" or "lookup".
+        drafter: folder or Hub id of a drafter, or another name that `make_drafter` knows.
         assistant: folder or Hub id of a small model for the method "assisted".
         data: prompt sets, as in `prompts.read_prompts`.
         batch_sizes: requests at once.

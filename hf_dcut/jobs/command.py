@@ -66,7 +66,10 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
 def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--target", required=True, metavar="ID", help="folder or Hub id of the model")
     group.add_argument(
-        "--drafter", required=True, metavar="ID", help="folder or Hub id; lookup drafts from the text itself; or none"
+        "--drafter",
+        required=True,
+        metavar="ID",
+        help="folder or Hub id; lookup drafts from the text itself; ID+lookup for both; or none",
     )
     group.add_argument("--target-revision", metavar="REV", help="branch, tag or commit on the Hub")
     group.add_argument("--drafter-revision", metavar="REV", help="branch, tag or commit on the Hub")

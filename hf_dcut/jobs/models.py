@@ -14,8 +14,7 @@ from transformers.utils import cached_file
 
 from hf_dcut.drafters import AutoDrafter
 from hf_dcut.drafters.base import Drafter
-from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
-from hf_dcut.jobs.plan import LOOKUP, Plan
+from hf_dcut.jobs.plan import NO_DRAFTER, Plan
 
 _SAMPLE = 1 << 16
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -61,9 +60,9 @@ def load_target(
 
 def load_drafter(plan: Plan, revision: str | None, device: torch.device) -> Drafter | None:
     """Returns the drafter; None for "none"."""
-    if plan.proposes:
-        return AutoDrafter.from_pretrained(plan.drafter, revision=revision, device=device)
-    return PromptLookupDrafter() if plan.drafter == LOOKUP else None
+    if plan.drafter == NO_DRAFTER:
+        return None
+    return AutoDrafter.named(plan.drafter, revision=revision, device=device)
 
 
 def _digest(folder: Path) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.checkpoint import parse_dtype
+from hf_dcut.drafters.names import source_of
 from hf_dcut.jobs import options
 from hf_dcut.jobs.output import STDOUT
 from hf_dcut.jobs.source import STDIN
 
-NO_DRAFTER, LOOKUP = "none", "lookup"
+NO_DRAFTER = "none"
 _COUNTS = ("max_batch_size", "max_prompt_tokens", "max_new_tokens")
 
 
@@ -24,7 +25,8 @@ class Plan:
     Attributes:
         input: file of JSON lines, or "-" for standard input.
         output: file of the results, or "-" for standard output.
-        target, drafter: folders or Hub ids; as drafter also "lookup" (drafts from the text itself) or "none".
+        target: folder or Hub id.
+        drafter: folder or Hub id, "lookup" (drafts from the text itself), "NAME+lookup" for both at once, or "none".
         target_revision, drafter_revision: branch, tag or commit on the Hub; None takes the main branch.
         dtype: of the target, such as "bfloat16"; "auto" as saved.
         budget: as in `DCutConfig`.
@@ -66,6 +68,8 @@ class Plan:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: give a positive integer")
+        if self.drafter != NO_DRAFTER and source_of(self.drafter) == NO_DRAFTER:
+            raise ValueError(f"drafter {self.drafter!r}: without another drafter, lookup stands alone. Give lookup")
         options.check({**self.options, "seed": self.seed})
         DCutConfig(budget=self.budget)
         if self.dtype != "auto":
@@ -92,9 +96,9 @@ class Plan:
         return DCutConfig(budget="none" if self.drafter == NO_DRAFTER else self.budget)
 
     @property
-    def proposes(self) -> bool:
-        """Whether the drafter has a folder or a Hub repository."""
-        return self.drafter not in (NO_DRAFTER, LOOKUP)
+    def drafter_source(self) -> str | None:
+        """The drafter's folder or Hub repository; None if it has none."""
+        return None if self.drafter == NO_DRAFTER else source_of(self.drafter)
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what tells this job's results from those of another, JSON-able; input and weights are not in it."""

@@ -115,8 +115,8 @@ def _keep_rejects(plan: Plan, source: Source, state: PartialState) -> None:
 def _identify(plan: Plan, source: Source) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns what tells this job's results from others, and the commits of models that come from the Hub."""
     given = {"target": (plan.target, plan.target_revision)}
-    if plan.proposes:
-        given["drafter"] = (plan.drafter, plan.drafter_revision)
+    if plan.drafter_source is not None:
+        given["drafter"] = (plan.drafter_source, plan.drafter_revision)
     found = {which: identity(*model) for which, model in given.items()}
     revisions = {which: found[which] for which, (name, _) in given.items() if not Path(name).is_dir()}
     weights = {f"{which} revision": value for which, value in found.items()}

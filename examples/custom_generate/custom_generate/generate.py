@@ -19,7 +19,7 @@ def generate(model: Any, drafter: Any = None, budget: Any = True, **arguments: A
 
     Args:
         model: the target, a causal language model of Transformers.
-        drafter: folder or Hub id of a drafter, or a loaded one; `prompt_lookup_num_tokens` needs none.
+        drafter: folder or Hub id of a drafter, or a loaded one; beside `prompt_lookup_num_tokens` none is needed.
         budget: True picks it at every step; or a share in (0, 1], "none", a dict or a `hf_dcut.DCutConfig`.
         arguments: as for `generate`.
 
@@ -39,4 +39,4 @@ def generate(model: Any, drafter: Any = None, budget: Any = True, **arguments: A
 @functools.lru_cache(maxsize=4)
 def _load(drafter: str, device: str) -> hf_dcut.Drafter:
     """Returns a drafter; kept, since `generate` is called again and again."""
-    return hf_dcut.AutoDrafter.from_pretrained(drafter, device=device)
+    return hf_dcut.AutoDrafter.named(drafter, device=device)
