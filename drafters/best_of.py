@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.types import Batch, Committed, Drafts
+from hf_dcut.wording import counted
 
 
 class BestOf(Drafter):
@@ -24,11 +25,21 @@ class BestOf(Drafter):
 
     Args:
         drafters: two or more; where two promise the same, the earlier one is taken.
+
+    Raises:
+        ValueError: fewer than two.
+        TypeError: one that is no drafter.
     """
 
     def __init__(self, drafters: Sequence[Drafter]):
         if len(drafters) < 2:
-            raise ValueError(f"BestOf got {len(drafters)} drafters: give two or more")
+            raise ValueError(f"BestOf got {counted(len(drafters), 'drafter')}: give two or more")
+        for drafter in drafters:
+            if not isinstance(drafter, Drafter):
+                raise TypeError(
+                    f"BestOf got a {type(drafter).__name__}, which cannot draft: give drafters, such as "
+                    f"hf_dcut.AutoDrafter.from_pretrained(folder_or_hub_id)"
+                )
         self.drafters = tuple(drafters)
         self.draft_tokens = max(drafter.draft_tokens for drafter in drafters)
         self.taps = tuple(tap for drafter in drafters for tap in drafter.taps)

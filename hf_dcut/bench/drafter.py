@@ -36,7 +36,6 @@ def make_drafter(
         max_new_tokens: of each answer.
     """
 
-
     def load(source: str) -> Drafter:
         if source == "random":
             return _untrained(model)

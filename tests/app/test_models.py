@@ -43,3 +43,10 @@ def test_costs_grow_with_the_batch_and_are_copies(models_of: Callable[..., Model
 
 def test_titles_name_every_drafter(models: Models) -> None:
     assert [name for _, name in models.titles()] == ["lookup", "random"]
+    several = Models("target", ("owner/block", "owner/block+lookup", "lookup", "random+lookup"))
+    assert [words for words, _ in several.titles()] == [
+        "DFlash (block)",
+        "DFlash (block) and prompt lookup",
+        "Prompt lookup (copies from the text)",
+        "Untrained DFlash (always wrong) and prompt lookup",
+    ]

@@ -12,8 +12,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 import hf_dcut
-from hf_dcut import BatchRequest, BatchResult, CostTable, PromptLookupDrafter, generate_batch, iterate_batch
+from hf_dcut import BatchRequest, BatchResult, BestOf, CostTable, PromptLookupDrafter, generate_batch, iterate_batch
 from hf_dcut.drafters import DFlashDrafter
+from hf_dcut.intake import Intake
 from hf_dcut.requests import Totals
 from hf_dcut.target import Target
 
@@ -95,6 +96,17 @@ def test_prompt_lookup_by_its_option(model: PreTrainedModel) -> None:
     (result,) = run
     assert run.stats.drafted_steps > 0
     assert result.generated_tokens == alone(model, [5, 6, 7] * 3, max_new_tokens=12, do_sample=False)
+
+
+def test_prompt_lookup_joins_the_jobs_drafter(model: PreTrainedModel) -> None:
+    options: Job = {"assistant_model": LOOKUP, "prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 1}
+    drafter = Intake(model, greedy(9), dcut=0.5, **options).drafter
+    assert isinstance(drafter, BestOf)
+    found = [one.fingerprint() for one in drafter.drafters]
+    assert found == [LOOKUP.fingerprint(), PromptLookupDrafter(5, 1).fingerprint()]
+    results = generate_batch(model, mixed(8), dcut=0.5, max_batch_size=3, **options, **QUIET)
+    for request, result in zip(mixed(8), results.values(), strict=True):
+        assert result.generated_tokens == alone(model, request.input_ids, generation_config=request.generation_config)
 
 
 def test_auto_budget(model: PreTrainedModel) -> None:

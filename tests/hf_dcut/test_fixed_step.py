@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from hf_dcut import attention
 from hf_dcut.acceptance import accept
 from hf_dcut.cache import SlotCache
+from hf_dcut.drafters.best_of import BestOf
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.fixed_step import FixedRow, FixedStep
@@ -39,13 +40,14 @@ def make_model(make_target: Callable[..., PreTrainedModel]) -> Callable[[torch.d
 @contextmanager
 def open_step(model: PreTrainedModel, kind: str) -> Iterator[FixedStep]:
     options = {"taps": [0, 2], "mask_token_id": 3, "block_size": D + 1, "layers": 2, "dtype": model.dtype}
-    drafter = PromptLookupDrafter(D) if kind == "prompt lookup" else DFlashDrafter.random(model.config, **options)
+    lookup, block = PromptLookupDrafter(D), DFlashDrafter.random(model.config, **options)
+    drafter = {"prompt lookup": lookup, "dflash": block, "best of": BestOf([block, lookup])}[kind]
     with Target(model, drafter.taps) as target:
         slots = SlotCache(target.shapes, B, CELLS, target.dtype, target.device)
         yield FixedStep(target, slots, drafter.bind(model, B, CELLS), D)
 
 
-@pytest.fixture(params=["prompt lookup", "dflash"])
+@pytest.fixture(params=["prompt lookup", "dflash", "best of"])
 def step(request: pytest.FixtureRequest, make_model: Callable[[torch.dtype], PreTrainedModel]) -> Iterator[FixedStep]:
     with open_step(make_model(torch.float64), request.param) as opened:
         yield opened

@@ -31,7 +31,7 @@ from transformers.generation import (
 )
 
 import hf_dcut
-from hf_dcut import DCutConfig, DCutOutput, PromptLookupDrafter
+from hf_dcut import BestOf, DCutConfig, DCutOutput, PromptLookupDrafter, decoding
 from hf_dcut.drafters import DFlashDrafter
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.types import Batch, Drafts
@@ -156,6 +156,35 @@ def test_prompt_lookup_is_asked_for_anywhere(model: PreTrainedModel, inputs: Inp
     assert torch.equal(output.sequences, expected)
     if place == "config":
         assert options["generation_config"].prompt_lookup_num_tokens == 3, "the caller's own stays as it was"
+
+
+@pytest.mark.parametrize("place", ["call", "config", "model"])
+def test_prompt_lookup_joins_the_assistant(
+    model: PreTrainedModel, inputs: Inputs, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    drafters, original = [], decoding.open_engine
+
+    def seen(target: PreTrainedModel, drafter: Drafter | None, *given: Any, **named: Any) -> Any:
+        drafters.append(drafter)
+        return original(target, drafter, *given, **named)
+
+    monkeypatch.setattr(decoding, "open_engine", seen)
+    lookup, options = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}, {**NAMED}
+    expected = model.generate(**inputs, **GREEDY)
+    if place == "call":
+        options |= lookup
+    elif place == "config":
+        options = {"generation_config": GenerationConfig(**NAMED, **lookup)}
+    else:
+        model.generation_config.update(**lookup)
+    for dcut in (1.0, "none"):
+        output = model.generate(**inputs, **options, assistant_model=DRAFTER, dcut=dcut)
+        assert torch.equal(output.sequences, expected)
+    both, nobody = drafters
+    assert nobody is None
+    assert isinstance(both, BestOf)
+    assert both.drafters[0] is DRAFTER
+    assert both.drafters[1].fingerprint() == PromptLookupDrafter(3, 1).fingerprint()
 
 
 def test_prompt_lookup_drafts_for_several_answers(model: PreTrainedModel, inputs: Inputs) -> None:
@@ -334,8 +363,8 @@ BAD_CALLS = {
     "our drafter without dcut": Bad("assistant_model is an hf_dcut drafter.*pass dcut=True", {"dcut": None}),
     "our drafter with dcut=False": Bad("assistant_model is an hf_dcut drafter.*pass dcut=True", {"dcut": False}),
     "a drafter by name": Bad("assistant_model is a str.*AutoDrafter", {"assistant_model": "owner/drafter"}, TypeError),
-    "two drafters": Bad("assistant_model and prompt_lookup_num_tokens=3.*give one", {"prompt_lookup_num_tokens": 3}),
     "no lookup": Bad("draft_tokens=0: give a positive", {**NO_DRAFTER, "prompt_lookup_num_tokens": 0}),
+    "no lookup beside a drafter": Bad("draft_tokens=0: give a positive", {"prompt_lookup_num_tokens": 0}),
     "an unknown budget": Bad(r"budget='fats': give 'auto', 'none' or a number in \(0, 1\]", {"dcut": "fats"}),
     "a budget above 1": Bad(r"budget=1.5: give 'auto', 'none' or a number in \(0, 1\]", {"dcut": 1.5}),
     "a budget of 0": Bad(r"budget=0: give 'auto', 'none' or a number in \(0, 1\]", {"dcut": 0}),
@@ -394,8 +423,12 @@ BAD_CALLS = {
     "no generator": Bad("generator is a int: give a torch.Generator", {"do_sample": True, "generator": 3}, TypeError),
     "unknown proposals": Bad("proposals='drawn': give 'greedy' or 'sampled'", {"dcut": {"proposals": "drawn"}}),
     "proposals of prompt lookup": Bad(
-        "proposals='sampled' needs a drafter whose places .* such as DFlash, and this is a PromptLookupDrafter: leave",
+        "proposals='sampled' needs a drafter whose places .* such as DFlash alone, and this is PromptLookupDrafter: leave",
         {"do_sample": True, "dcut": {"budget": 0.5, "proposals": "sampled"}},
+    ),
+    "proposals of two": Bad(
+        r"proposals='sampled' .* and this is BestOf\(PromptLookupDrafter, PromptLookupDrafter\): leave",
+        {"do_sample": True, "prompt_lookup_num_tokens": 3, "dcut": {"budget": 0.5, "proposals": "sampled"}},
     ),
     "an assistant's tokenizer": Bad("assistant_tokenizer does not work with dcut", {"assistant_tokenizer": object()}),
     "hidden states": Bad("output_hidden_states=True .*packed rows", {"output_hidden_states": True}),

@@ -23,6 +23,7 @@ from hf_dcut.budget import positions
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.best_of import BestOf
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.oracle import BoundOracle, OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
@@ -98,6 +99,7 @@ def make_drafter(kind: str, model: PreTrainedModel, texts: Sequence[Sequence[int
         "oracle": lambda: OracleDrafter(known, D, (0.1, 0.7, 1.0)),
         "wrong oracle": lambda: OracleDrafter(known, D, (0.0,)),
         "dflash": lambda: DFlashDrafter.random(model.config, **shape),
+        "best of": lambda: BestOf([DFlashDrafter.random(model.config, **shape), PromptLookupDrafter(D)]),
     }[kind]()
 
 
@@ -119,7 +121,7 @@ def run(model: PreTrainedModel, drafter: Drafter | None, slots: int, requests: l
         return engine.stats
 
 
-@pytest.mark.parametrize("kind", ["none", "prompt lookup", "oracle", "wrong oracle", "dflash"])
+@pytest.mark.parametrize("kind", ["none", "prompt lookup", "oracle", "wrong oracle", "dflash", "best of"])
 @pytest.mark.parametrize(("slots", "at_once"), [(1, 4096), (3, 1), (9, 4096)])
 def test_every_text_is_plain_generates(
     recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]], kind: str, slots: int, at_once: int

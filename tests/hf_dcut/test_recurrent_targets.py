@@ -103,6 +103,12 @@ def test_prompt_lookup_and_plain_steps(world: World) -> None:
         assert text[:, -NEW:].tolist() == [world.alone("qwen3_5", prompt) for prompt in PROMPTS]
 
 
+def test_prompt_lookup_in_a_batch_job(world: World) -> None:
+    model, both = world.model("qwen3_5"), {"assistant_model": world.drafter("random dflash", "qwen3_5"), "dcut": 1.0}
+    results = generate_batch(model, PROMPTS, prompt_lookup_num_tokens=3, progress_bar=False, **both, **GREEDY)
+    assert [r.generated_tokens for r in results.values()] == [world.alone("qwen3_5", prompt) for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("drafter", "slots"), [("random dflash", 3), ("oracle", 2), ("sure oracle", 8)])
 def test_generate_batch(world: World, kind: str, drafter: str, slots: int) -> None:

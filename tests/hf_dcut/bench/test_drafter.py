@@ -1,10 +1,13 @@
-"""The oracle's profiles commit what they are asked to."""
+"""Drafters by name, and the oracle's profiles, which commit what they are asked to."""
 
 from __future__ import annotations
 
 import pytest
+from transformers import PreTrainedModel
 
-from hf_dcut.bench.drafter import ORACLE_PROFILE, profile_for
+from hf_dcut import BestOf, OracleDrafter, PromptLookupDrafter
+from hf_dcut.bench.drafter import ORACLE_PROFILE, make_drafter, profile_for
+from hf_dcut.drafters.dflash import DFlashDrafter
 
 
 def committed(confidence: float, depth: int) -> float:
@@ -29,6 +32,16 @@ def test_the_default_profile() -> None:
     mean = sum(committed(c, 15) for c in ORACLE_PROFILE) / len(ORACLE_PROFILE)
     assert mean == pytest.approx(4.94, abs=0.01)
     assert profile_for(mean) == pytest.approx(ORACLE_PROFILE)
+
+
+def test_each_kind_may_stand_beside_prompt_lookup(model: PreTrainedModel) -> None:
+    kinds = {"random": DFlashDrafter, "oracle": OracleDrafter}
+    for name, kind in kinds.items():
+        assert isinstance(make_drafter(name, model), kind)
+        both = make_drafter(f"{name}+lookup", model)
+        assert isinstance(both, BestOf)
+        assert [type(drafter) for drafter in both.drafters] == [kind, PromptLookupDrafter]
+    assert isinstance(make_drafter("lookup", model), PromptLookupDrafter)
 
 
 @pytest.mark.parametrize("tokens", [1.0, 16.0, 0.5, float("nan")])

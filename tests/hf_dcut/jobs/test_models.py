@@ -109,5 +109,15 @@ def test_target_is_loaded_as_asked(make_plan: Make) -> None:
 def test_drafters(make_plan: Make) -> None:
     assert load_drafter(make_plan(drafter="none"), None, CPU) is None
     assert isinstance(load_drafter(make_plan(drafter="lookup"), None, CPU), PromptLookupDrafter)
-    with pytest.raises(FileNotFoundError, match="no/such"):
-        load_drafter(make_plan(drafter="/no/such"), None, CPU)
+    for name in ("/no/such", "/no/such+lookup"):
+        assert make_plan(drafter=name).drafter_source == "/no/such"
+        with pytest.raises(FileNotFoundError, match="no/such"):
+            load_drafter(make_plan(drafter=name), None, CPU)
+    assert [make_plan(drafter=name).drafter_source for name in ("none", "lookup")] == [None, None]
+
+
+def test_names_of_no_drafter(make_plan: Make) -> None:
+    with pytest.raises(ValueError, match=r"drafter 'lookup\+lookup': give a folder or Hub id, or lookup"):
+        make_plan(drafter="lookup+lookup")
+    with pytest.raises(ValueError, match=r"drafter 'none\+lookup': .*Give lookup"):
+        make_plan(drafter="none+lookup")
