@@ -49,9 +49,7 @@ OPTIONS: dict[str, Option] = {
     "prefill_chunk_size": Option(INERT, instead="set max_prefill_tokens in dcut=DCutConfig(...)"),
     **_all(
         "prompt_lookup_num_tokens max_matching_ngram_size",
-        Option(
-            OWN, instead="drafts are copied from the text: alone, or where they promise more than assistant_model's"
-        ),
+        Option(OWN, instead="drafts are copied from the text: alone, or where that promises more than assistant_model"),
     ),
     **_all("do_sample num_return_sequences temperature top_k top_p top_h min_p typical_p", Option(LAW)),
     **_all("epsilon_cutoff eta_cutoff", Option(LAW)),

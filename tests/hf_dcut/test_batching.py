@@ -100,7 +100,7 @@ def test_prompt_lookup_by_its_option(model: PreTrainedModel) -> None:
 
 def test_prompt_lookup_joins_the_jobs_drafter(model: PreTrainedModel) -> None:
     options: Job = {"assistant_model": LOOKUP, "prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 1}
-    drafter = Intake(model, greedy(9), dcut=0.5, **options).drafter
+    drafter = Intake(model, dcut=0.5, max_new_tokens=9, do_sample=False, **options).drafter
     assert isinstance(drafter, BestOf)
     found = [one.fingerprint() for one in drafter.drafters]
     assert found == [LOOKUP.fingerprint(), PromptLookupDrafter(5, 1).fingerprint()]

@@ -423,7 +423,7 @@ BAD_CALLS = {
     "no generator": Bad("generator is a int: give a torch.Generator", {"do_sample": True, "generator": 3}, TypeError),
     "unknown proposals": Bad("proposals='drawn': give 'greedy' or 'sampled'", {"dcut": {"proposals": "drawn"}}),
     "proposals of prompt lookup": Bad(
-        "proposals='sampled' needs a drafter whose places .* such as DFlash alone, and this is PromptLookupDrafter: leave",
+        "proposals='sampled' needs a drafter whose places .* DFlash alone, and this is PromptLookupDrafter: leave",
         {"do_sample": True, "dcut": {"budget": 0.5, "proposals": "sampled"}},
     ),
     "proposals of two": Bad(
