@@ -75,6 +75,16 @@ def test_drafter_by_name_and_loaded(
     assert third is loaded
 
 
+@pytest.mark.parametrize("by", ["name", "option"])
+def test_drafter_and_prompt_lookup(
+    target: PreTrainedModel, drafter_folder: Path, make_prompts: Callable[..., Any], by: str
+) -> None:
+    inputs, suffix = make_prompts(2), "+lookup" if by == "name" else ""
+    lookup = {"prompt_lookup_num_tokens": 4} if by == "option" else {}
+    out = target.generate(**inputs, **GREEDY, **REMOTE, **lookup, drafter=f"{drafter_folder}{suffix}", budget=1.0)
+    assert torch.equal(out, target.generate(**inputs, **GREEDY))
+
+
 def test_statistics_come_along(target: PreTrainedModel, make_prompts: Callable[..., Any]) -> None:
     out = target.generate(
         **make_prompts(2), **GREEDY, **REMOTE, prompt_lookup_num_tokens=4, budget=1.0, return_dict_in_generate=True
