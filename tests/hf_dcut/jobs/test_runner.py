@@ -203,6 +203,19 @@ def test_another_input_or_model_is_another_run(
     assert out.read_bytes() == before
 
 
+@pytest.mark.usefixtures("entries")
+def test_a_drafter_beside_prompt_lookup_is_told_by_its_folder(make_plan: Make, tmp_path: Path, echo: Any) -> None:
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    run(make_plan(drafter=f"{folder}+lookup"), lambda *_: echo())
+    with pytest.raises(ValueError, match=r"another run \(drafter was"):
+        run(make_plan(drafter=str(folder)), lambda *_: echo())
+    (folder / "config.json").write_text("{ }")
+    with pytest.raises(ValueError, match="drafter revision was"):
+        run(make_plan(drafter=f"{folder}+lookup"), lambda *_: echo())
+
+
 @pytest.mark.parametrize("which", ["input", "output"])
 def test_several_processes_want_files(make_plan: Make, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "PartialState", lambda **_: SimpleNamespace(num_processes=2))
