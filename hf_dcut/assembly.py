@@ -83,7 +83,7 @@ def open_engine(
         graphs = open_graphs(config, FixedStep(target, cache, bound, depth), at_once, slots, longest - prompt)
         costs = None
         if drafter is not None and bound is not None and config.budget == "auto":
-            costs = _costs(config, depth, target, drafter, graphs is not None)
+            costs = _costs(config, depth, target, drafter, graphs)
             if batch_sizes is None:
                 # A table that was handed over is taken as it is.
                 batch_sizes = () if costs is config.cost_table else powers_of_two(slots)
@@ -120,8 +120,13 @@ def warmup(
         return engine.costs
 
 
-def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[str, Any]:
-    """Returns everything the seconds of a step depend on, JSON-able; `graphs` if it is replayed as a CUDA graph."""
+def fingerprint(target: Target, drafter: Drafter, graphs: str | None = None) -> dict[str, Any]:
+    """Returns everything the seconds of a step depend on, JSON-able.
+
+    Args:
+        target, drafter: whose step it is.
+        graphs: where its budget comes from, if it is replayed as CUDA graphs.
+    """
     config = target.model.config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "architectures"):
         config.pop(volatile, None)
@@ -155,11 +160,12 @@ def _depth(drafter: Drafter | None, config: DCutConfig) -> int:
     return wanted or drafter.draft_tokens
 
 
-def _costs(config: DCutConfig, depth: int, target: Target, drafter: Drafter, graphs: bool) -> CostTable:
+def _costs(config: DCutConfig, depth: int, target: Target, drafter: Drafter, graphs: Graphs | None) -> CostTable:
     """Returns the cost table: the one handed over, or what the first process's file knows."""
 
     def opened() -> CostTable:
-        return open_table(config.cost_table, depth, fingerprint(target, drafter, graphs))
+        budget = config.cuda_graph_budget if graphs else None
+        return open_table(config.cost_table, depth, fingerprint(target, drafter, budget))
 
     return opened() if isinstance(config.cost_table, CostTable) else target.ranks.share(opened)
 

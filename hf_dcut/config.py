@@ -37,6 +37,9 @@ class DCutConfig:
             so where it can be and a request may have so many new tokens that it should pay; False never does.
         cuda_graph_batch_sizes: numbers of requests to record steps of, those beyond a call's slots left out; others run
             as the next larger one, or eagerly. None for powers of two and the number of slots.
+        cuda_graph_budget: where the budget of a recorded step comes from, if there is one to choose: "last" from the
+            drafts of the last step, so that a step is one launch; "read" from its own, which the host reads as one
+            number between two launches.
     """
 
     budget: float | str = "auto"
@@ -49,13 +52,15 @@ class DCutConfig:
     max_cache_bytes: int | None = None
     cuda_graphs: bool | str = "auto"
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
+    cuda_graph_budget: str = "last"
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
         self._take_several("ratios", _is_ratio, f"numbers in (0, 1], such as {PAPER_RATIOS}")
         self._take_several("cuda_graph_batch_sizes", _is_count, "positive integers, such as (1, 4, 16)")
-        if self.proposals not in ("greedy", "sampled"):
-            raise ValueError(f"dcut proposals={self.proposals!r}: give 'greedy' or 'sampled'")
+        for name, allowed in (("proposals", ("greedy", "sampled")), ("cuda_graph_budget", ("last", "read"))):
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"dcut {name}={value!r}: give {' or '.join(map(repr, allowed))}")
         for name in ("draft_tokens", "max_prefill_tokens", "max_cache_bytes"):
             value = getattr(self, name)
             optional = name != "max_prefill_tokens"

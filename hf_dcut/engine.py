@@ -5,7 +5,7 @@
 Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, for recurrent
 states in `cache.py`, where rows are padded and prompts lie in `attention.py` and `recurrence.py`, the reach of a block
 in `drafters/dflash/bound.py`. A replayed step (`fixed_step.py` has its stages, and observes before it accepts) reads
-its outcome, and then its drafts' confidences in `replaying.py`.
+its budget in `graphs.py` where that is asked for, its outcome, and then its drafts' confidences in `replaying.py`.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Engine:
             ratios: budgets to choose from; None for a plain step.
             watch: takes the seconds of each stage.
         """
-        replayed = None if chunks else self.replaying.run(decoding, ratios)
+        replayed = None if chunks else self.replaying.run(decoding, ratios, self.calibration.belief)
         if replayed is not None:
             watch.lap("verify")
             return replayed

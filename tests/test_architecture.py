@@ -27,7 +27,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("lengths", "trial"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "selecting", "memory"),
-    *("drafting", "fixed_step", "graphs", "replaying", "scheduling"),
+    *("drafting", "fixed_step", "recording", "graphs", "replaying", "scheduling"),
     *("engine", "profiling", "assembly", "regeneration", "taps"),
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
     *("batch_records", "intake", "parallel", "batching", "manager"),

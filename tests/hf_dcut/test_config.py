@@ -64,6 +64,12 @@ def test_cuda_graphs_are_asked_for_or_not(value: Any) -> None:
         DCutConfig(cuda_graphs=value)
 
 
+@pytest.mark.parametrize("value", [None, "first", True])
+def test_the_budget_of_a_graph_comes_from_one_of_two_places(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"cuda_graph_budget={value!r}: give 'last' or 'read'"):
+        DCutConfig(cuda_graph_budget=value)
+
+
 @pytest.mark.parametrize("value", [(), 4, "4", (0,), (2, -1), (1.5,), (True,)])
 def test_sizes_of_graphs_that_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"cuda_graph_batch_sizes=.*give one or more positive integers"):
@@ -110,6 +116,7 @@ def test_unknown_keys_are_named_and_the_known_ones_listed() -> None:
         {"ratios": (0.5, 1.0), "draft_tokens": 3, "deterministic": True},
         {"cuda_graphs": True, "cuda_graph_batch_sizes": (1, 8)},
         {"cuda_graphs": False},
+        {"cuda_graph_budget": "read"},
         {"cost_table": Path("some") / "costs.json", "max_prefill_tokens": 7, "max_cache_bytes": 8},
     ],
 )

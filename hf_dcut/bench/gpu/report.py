@@ -126,9 +126,10 @@ def _selection(result: Result) -> Iterator[str]:
 
 
 def _graphs(result: Result) -> Iterator[str]:
-    rows = [[*(str(run[k]) for k in ("rows", "steps", "replayed")), run["fault"] or "equal"] for run in result["runs"]]
+    keys = ("source", "rows", "steps", "replayed")
+    rows = [[*(str(run[key]) for key in keys), run["fault"] or "equal"] for run in result["runs"]]
     yield f"## Graphs against eager steps\n\nBucket: {result['bucket']}.\n\n" + markdown(
-        ["B", "steps", "replayed", "found"], rows
+        ["budget from", "B", "steps", "replayed", "found"], rows
     )
 
 

@@ -29,7 +29,9 @@ from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 
 SYNTHETIC = "synthetic: drafts of an oracle, at the price of an untrained DFlash drafter"
-_BUDGETS = ("1.0", "0.25", "0.5", "auto")
+# "auto" by the drafts of the last step, and by the step's own, which the host reads: `DCutConfig.cuda_graph_budget`.
+_READ = "auto, read"
+_BUDGETS = ("1.0", "0.25", "0.5", "auto", _READ)
 # Whose tokens per second the paper tells, by concurrency.
 _DATA = ("gsm8k", "mt-bench", "humaneval")
 _MODEL, _METHOD, _DEPTH = "Qwen3 8B", "DFlash (16)", 15
@@ -110,7 +112,9 @@ def _ours(rig: Rig, method: str, prompts: Prompts) -> Iterator[Round]:
     longest, depth = rig.sizes.prompt + rig.sizes.new_tokens, rig.sizes.block - 1
     drafter, oracle = rig.oracle_drafter(rig.model, rig.drafter, longest)
     proposer, batch = None if method == PLAIN else drafter, len(prompts)
-    config = DCutConfig(budget=rule_of(method)[0], cost_table="off", cuda_graph_batch_sizes=(batch,))
+    budget, source = ("auto", "read") if method == _READ else (rule_of(method)[0], "last")
+    graphs = {"cuda_graph_batch_sizes": (batch,), "cuda_graph_budget": source}
+    config = DCutConfig(budget=budget, cost_table="off", **graphs)
     with open_engine(rig.model, proposer, config, batch, rig.sizes.prompt, longest, batch_sizes=[batch]) as engine:
         _generate(engine, prompts, _WARM_UP)
         for data in (None,) if method == PLAIN else _DATA:
