@@ -17,14 +17,14 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_dcut.adapters import adapters_of, unwrapped
-from hf_dcut.attention import path_name
-from hf_dcut.cache import LayerShape, SlotCache
+from hf_dcut.cache import SlotCache
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.engine import Engine
 from hf_dcut.fixed_step import FixedStep
 from hf_dcut.graphs import Graphs, open_graphs
+from hf_dcut.kernels import attention_path
 from hf_dcut.lengths import check_length
 from hf_dcut.memory import check_memory, fitting_slots
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
@@ -145,9 +145,15 @@ def fingerprint(target: Target, drafter: Drafter, graphs: str | None = None) -> 
 
 
 def attention_name(target: Target) -> str:
-    """Returns how packed attention runs for a target: "packed sdpa", "varlen", "triton", or several joined by "+"."""
-    dims = ((s.key_dim, s.value_dim) for s in target.shapes if isinstance(s, LayerShape) and s.elements)
-    return path_name(target.device, target.dtype, dims)
+    """Returns how packed attention runs for a target: "varlen", "triton", "packed sdpa", or several joined by "+".
+
+    "packed torch" is what takes the place of SDPA in layers with soft caps or sinks.
+    """
+    plain, found = {False: "packed sdpa", True: "packed torch"}, set()
+    for heads in target.heads:
+        path = attention_path(target.device, target.dtype, *heads)
+        found.add(plain[heads.extras] if path == "reference" else path)
+    return "+".join(sorted(found))
 
 
 def _depth(drafter: Drafter | None, config: DCutConfig) -> int:

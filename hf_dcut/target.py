@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_dcut.attention import Heads
 from hf_dcut.cache import LayerShape, SlotCache
 from hf_dcut.media import read_prompts
 from hf_dcut.ranks import Ranks
 from hf_dcut.recurrence import adopt, delta_layers
 from hf_dcut.states import StateShape
-from hf_dcut.trial import check_model, packed_logits, shapes_of
+from hf_dcut.trial import check_model, heads_of, packed_logits, shapes_of
 from hf_dcut.types import Packed
 
 # Outputs of tapped layers of the forward that runs in this thread.
@@ -48,6 +49,11 @@ class Target:
     def shapes(self) -> tuple[LayerShape | StateShape, ...]:
         """What a slot holds of each layer."""
         return shapes_of(self.model)
+
+    @property
+    def heads(self) -> frozenset[Heads]:
+        """How its layers attend."""
+        return heads_of(self.model)
 
     @property
     def device(self) -> torch.device:
