@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from hf_dcut.adapters import adapters_of, unwrapped
 from hf_dcut.cache import SlotCache
+from hf_dcut.compiling import compiling
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
 from hf_dcut.drafters.base import BoundDrafter, Drafter
@@ -69,7 +70,7 @@ def open_engine(
         drafter.check(model)
     depth = _depth(drafter, config)
     length = longest + (drafter.draft_tokens if drafter else 0)
-    with Target(model, drafter.taps if drafter else ()) as target:
+    with Target(model, drafter.taps if drafter else ()) as target, compiling(config, target, drafter):
         if target.ranks.size > 1:
             sizes = {"requests": (slots, prompt, longest)}
             target.ranks.check({**_facts(target, drafter, config), **sizes, **(facts or {})})
@@ -120,12 +121,13 @@ def warmup(
         return engine.costs
 
 
-def fingerprint(target: Target, drafter: Drafter, graphs: str | None = None) -> dict[str, Any]:
+def fingerprint(target: Target, drafter: Drafter, graphs: str | None = None, compiled: bool = False) -> dict[str, Any]:
     """Returns everything the seconds of a step depend on, JSON-able.
 
     Args:
         target, drafter: whose step it is.
         graphs: where its budget comes from, if it is replayed as CUDA graphs.
+        compiled: whether norms and MLPs are compiled.
     """
     config = target.model.config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "architectures"):
@@ -140,6 +142,7 @@ def fingerprint(target: Target, drafter: Drafter, graphs: str | None = None) -> 
         "tensor_parallel": target.ranks.size,
         "drafter": drafter.fingerprint(),
         "cuda_graphs": graphs,
+        "compile": compiled,
         **({"adapters": adapters} if adapters else {}),
     }
 
@@ -171,7 +174,7 @@ def _costs(config: DCutConfig, depth: int, target: Target, drafter: Drafter, gra
 
     def opened() -> CostTable:
         budget = config.cuda_graph_budget if graphs else None
-        return open_table(config.cost_table, depth, fingerprint(target, drafter, budget))
+        return open_table(config.cost_table, depth, fingerprint(target, drafter, budget, config.compile))
 
     return opened() if isinstance(config.cost_table, CostTable) else target.ranks.share(opened)
 

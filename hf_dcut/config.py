@@ -40,6 +40,8 @@ class DCutConfig:
         cuda_graph_budget: where the budget of a recorded step comes from, if there is one to choose: "last" from the
             drafts of the last step, so that a step is one launch; "read" from its own, which the host reads as one
             number between two launches.
+        compile: True runs norms and MLPs of decoder layers, the model's and a DFlash drafter's, fused by torch.compile
+            for the time of the call; the first such call of a process compiles for a minute.
     """
 
     budget: float | str = "auto"
@@ -53,6 +55,7 @@ class DCutConfig:
     cuda_graphs: bool | str = "auto"
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
     cuda_graph_budget: str = "last"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
@@ -67,8 +70,9 @@ class DCutConfig:
             if not (optional and value is None) and not _is_count(value):
                 wanted = "a positive integer" + (" or None" if optional else "")
                 raise ValueError(f"dcut {name}={value!r}: give {wanted}")
-        if not isinstance(self.deterministic, bool):
-            raise TypeError(f"dcut deterministic={self.deterministic!r}: give True or False")
+        for name in ("deterministic", "compile"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"dcut {name}={value!r}: give True or False")
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"dcut cuda_graphs={self.cuda_graphs!r}: give 'auto', True or False")
         # Tables come after this module, so one is known by what the budget asks of it.

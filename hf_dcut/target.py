@@ -93,11 +93,17 @@ class Target:
         return logits, torch.cat([collected[index][rows] for index in self.taps], dim=-1)
 
 
-def tapped_layers(model: PreTrainedModel, taps: Sequence[int]) -> nn.ModuleList:
-    """Returns the decoder layers of the model after checking that the taps are among them."""
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList | None:
+    """Returns the decoder layers of a model; None where it does not show them."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     layers = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
+    return layers if isinstance(layers, nn.ModuleList) else None
+
+
+def tapped_layers(model: PreTrainedModel, taps: Sequence[int]) -> nn.ModuleList:
+    """Returns the decoder layers of the model after checking that the taps are among them."""
+    layers = decoder_layers(model)
+    if layers is None:
         raise ValueError(
             f"{type(model).__name__} shows no list of decoder layers under get_decoder().layers, so their outputs "
             "cannot be read: DFlash drafters do not work with it, prompt lookup does"

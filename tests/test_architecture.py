@@ -26,7 +26,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("states", "cache", "attention", "recurrence", "noise", "ranks", "text", "media", "adapters", "requests", "tiers"),
     *("lengths", "trial"),
     STAGES | {"drafters", "target", "cost_table"},
-    *("drawing", "processors", "stats", "skipping", "calibration", "selecting", "memory"),
+    *("drawing", "processors", "stats", "skipping", "calibration", "selecting", "memory", "compiling"),
     *("drafting", "fixed_step", "recording", "graphs", "replaying", "scheduling"),
     *("engine", "profiling", "assembly", "regeneration", "taps"),
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),

@@ -8,7 +8,7 @@
     graphs     steps replayed as CUDA graphs against eager ones, bit for bit
     speed      tokens per second with an oracle's drafts, beside plain `generate`: synthetic
     times      seconds of every kernel beside its reference, torch.compile of that, and the library
-    compiled   tokens per second of plain `generate` with a static cache and a compiled forward
+    compiled   tokens per second with compiled norms and MLPs, and of plain `generate` with a compiled forward
 
 Each part has a share of the time; what no longer fits is told with the reason. `tiny=True` runs the same code in small
 shapes on any device.

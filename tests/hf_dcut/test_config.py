@@ -52,10 +52,11 @@ def test_only_some_counts_may_be_none() -> None:
         DCutConfig(max_prefill_tokens=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["deterministic", "compile"])
 @pytest.mark.parametrize("value", [None, 1, "yes"])
-def test_deterministic_is_a_bool(value: Any) -> None:
-    with pytest.raises(TypeError, match=f"deterministic={value!r}: give True or False"):
-        DCutConfig(deterministic=value)
+def test_switches_are_bools(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name}={value!r}: give True or False"):
+        DCutConfig(**{name: value})
 
 
 @pytest.mark.parametrize("value", [None, 1, 0, "yes", "True"])
@@ -116,7 +117,7 @@ def test_unknown_keys_are_named_and_the_known_ones_listed() -> None:
         {"ratios": (0.5, 1.0), "draft_tokens": 3, "deterministic": True},
         {"cuda_graphs": True, "cuda_graph_batch_sizes": (1, 8)},
         {"cuda_graphs": False},
-        {"cuda_graph_budget": "read"},
+        {"cuda_graph_budget": "read", "compile": True},
         {"cost_table": Path("some") / "costs.json", "max_prefill_tokens": 7, "max_cache_bytes": 8},
     ],
 )

@@ -141,7 +141,7 @@ def _speed(result: Result) -> Iterator[str]:
 
 
 def _compiled(result: Result) -> Iterator[str]:
-    yield "## Tokens per second, static cache and compiled forward\n\n" + _rates(result["entries"])
+    yield "## Tokens per second, compiled\n\n" + _rates(result["entries"])
 
 
 def _rates(entries: Sequence[Result]) -> str:
