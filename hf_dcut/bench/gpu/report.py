@@ -144,6 +144,20 @@ def _compiled(result: Result) -> Iterator[str]:
     yield "## Tokens per second, compiled\n\n" + _rates(result["entries"])
 
 
+def _conditional(result: Result) -> Iterator[str]:
+    rows = [
+        [
+            str(entry["T"]),
+            "equal" if entry["same"] else "DIFFERENT",
+            *(_ms(entry[way], 3) for way in ("one_graph", "two_graphs_and_a_read")),
+        ]
+        for entry in result["entries"]
+    ]
+    yield f"## One graph with a branch for each budget\n\nB = {result['B']}.\n\n" + markdown(
+        ["T", "logits", "one graph, ms", "two and a read, ms"], rows
+    )
+
+
 def _rates(entries: Sequence[Result]) -> str:
     """Returns tokens per second by method and batch size."""
     sizes = sorted({entry["B"] for entry in entries})
@@ -202,4 +216,5 @@ _SHOWN: dict[str, Callable[[Result], Iterator[str]]] = {
     "speed": _speed,
     "times": _times,
     "compiled": _compiled,
+    "conditional": _conditional,
 }

@@ -42,7 +42,9 @@ def test_every_part_passes_or_says_why_not(found: dict[str, Any]) -> None:
     assert (found["passed"], found["commit"], found["tiny"]) == (True, "abc1234", True)
     assert tuple(found["parts"]) == NAMES
     states = {name: part["state"] for name, part in found["parts"].items()}
-    missing = {"graphs": "CUDA graphs need a CUDA device", "compiled": "compiled on CUDA devices only"} if CPU else {}
+    on_gpu = {"compiled": "compiled on CUDA devices only"}
+    on_gpu |= dict.fromkeys(("graphs", "conditional"), "CUDA graphs need a CUDA device")
+    missing = {name: on_gpu[name] for name in NAMES if name in on_gpu} if CPU else {}
     assert {name: found["parts"][name]["reason"] for name, state in states.items() if state != "done"} == missing
     assert found["skipped"] == [{"what": name, "why": why} for name, why in missing.items()]
 
