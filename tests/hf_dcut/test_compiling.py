@@ -146,6 +146,20 @@ def test_of_a_drafters_layers_the_mlp_is_compiled(tiny_llama: Callable[..., PreT
     assert list(PromptLookupDrafter(D).layers) == []
 
 
+def test_adapters_inside_an_mlp_are_compiled_with_it(
+    counter: CompileCounter, tiny_llama: Callable[..., PreTrainedModel]
+) -> None:
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(tiny_llama(eos_token_id=None), lora).eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 5]]), "do_sample": False, "max_new_tokens": 12}
+    config = DCutConfig(budget=0.6, compile=True)
+    found = hf_dcut.generate(model, **inputs, dcut=config, prompt_lookup_num_tokens=D)
+    assert torch.equal(found, model.generate(**inputs))
+    assert counter.frame_count > 0
+
+
 def test_models_without_such_parts_are_refused() -> None:
     config = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=101, n_positions=64)
     model = GPT2LMHeadModel._from_config(config).eval()
