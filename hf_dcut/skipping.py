@@ -7,7 +7,9 @@ less where many requests are a good sample in few steps. A loss beyond the credi
 many plain steps that it is 3 % of them, and at least twice as many as last time, up to 32. Then a drafted step shows
 whether it pays again.
 
-So at any time, by the cost table, drafting has lost at most the credit, 3 % of the plain steps, and the last loss.
+So at any time, by the cost table, drafting has lost at most the credit, 3 % of the plain steps, and the last loss. The
+rule looks at the table and at counts, not at a clock: processes that hold one model decide alike. A token counts the
+same whoever gets it, so the rule does not see that a batch which is not refilled ends with its slowest request.
 """
 
 from __future__ import annotations
