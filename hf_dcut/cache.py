@@ -73,12 +73,10 @@ class SlotLayer(CacheLayerMixin):
         """Returns K and V [slots, heads, reach, dim] of the first slots and cells, without copying."""
         return self.keys[:slots, :reach].transpose(1, 2), self.values[:slots, :reach].transpose(1, 2)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Stores the K/V [1, heads, T, dim] of a packed row and returns views of all live slots.
-
-        The packed row arrives in `kwargs["kwargs"]["packed"]`: Transformers hands a layer's keywords to its cache.
-        """
-        packed: Packed = kwargs["kwargs"]["packed"]
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, packed: Packed, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Stores the K/V [1, heads, T, dim] of a packed row and returns views of all live slots."""
         self.store(packed.slot, packed.cell, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
         return self.view(packed.slots, packed.reach)
 
@@ -153,10 +151,10 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Returns what `SlotLayer.update` does, also to models that do not hand their keywords to the cache."""
+        """Returns what `SlotLayer.update` does. The row is the cache's: not all models hand their keywords on."""
         layer = self.layers[layer_idx]
         assert isinstance(layer, SlotLayer), "recurrent layers keep their own states"
-        return layer.update(key_states, value_states, kwargs={"packed": self.packed})
+        return layer.update(key_states, value_states, packed=self.packed)
 
     def move(self, source: int, destination: int) -> None:
         """Moves a request to another slot, whose old content is dropped."""

@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from transformers import PreTrainedModel
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_dcut.assembly import open_engine
 from hf_dcut.config import DCutConfig
-from hf_dcut.drafters.training.answers import Answer, read_answers, write_answer
+from hf_dcut.drafters.training.answers import LOOP_NGRAM, LOOP_TIMES, Answer, read_answers, write_answer
 from hf_dcut.requests import Request
 
 logger = logging.getLogger(__name__)
@@ -19,8 +21,31 @@ logger = logging.getLogger(__name__)
 Prompt = tuple[int, ...]
 
 
+class LoopCriteria(StoppingCriteria):
+    """Ends an answer where `without_loop` has found enough: some tokens in a row came for the third time.
+
+    Args:
+        prompt_tokens: of the text it sees; what the prompt repeats is no loop.
+    """
+
+    def __init__(self, prompt_tokens: int):
+        self.prompt_tokens = prompt_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: object) -> Tensor:
+        """Returns whether each text loops, bool [texts], for token ids int64 [texts, n]."""
+        said = input_ids[:, self.prompt_tokens :]
+        if said.shape[1] < LOOP_NGRAM:
+            return torch.zeros(len(said), dtype=torch.bool, device=said.device)
+        ngrams = said.unfold(1, LOOP_NGRAM, 1)
+        return (ngrams == ngrams[:, -1:]).all(-1).sum(-1) >= LOOP_TIMES
+
+
 def regenerate(
-    model: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int, slots: int = 32
+    model: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    slots: int = 32,
+    keep_loops: bool = True,
 ) -> Iterator[Answer]:
     """Yields the model's greedy answers as they finish, in any order.
 
@@ -29,9 +54,16 @@ def regenerate(
         prompts: token ids, without padding.
         max_new_tokens: of each answer.
         slots: answers in work at once.
+        keep_loops: whether an answer goes on once it repeats itself (`LoopCriteria`).
     """
     ends = end_tokens(model)
-    requests = [Request(i, list(p), max_new_tokens, eos=ends) for i, p in enumerate(prompts)]
+    requests = [
+        Request(
+            *(i, list(prompt), max_new_tokens, ends),
+            criteria=None if keep_loops else StoppingCriteriaList([LoopCriteria(len(prompt))]),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
     if not requests:
         return
     longest = max(map(len, prompts))
@@ -55,12 +87,17 @@ class AnswerFile:
         self.known = {answer.ids[: answer.prompt_tokens]: answer for answer in answers}
 
     def complete(
-        self, model: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int, slots: int = 32
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        slots: int = 32,
+        keep_loops: bool = True,
     ) -> Iterator[Answer]:
         """Yields the answers that the file had not, writing each; the arguments are those of `regenerate`."""
         missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.known]
         with open(self.path, "a", encoding="utf-8") as lines:
-            for answer in regenerate(model, missing, max_new_tokens, slots):
+            for answer in regenerate(model, missing, max_new_tokens, slots, keep_loops):
                 lines.write(write_answer(answer))
                 lines.flush()
                 self.known[answer.ids[: answer.prompt_tokens]] = answer

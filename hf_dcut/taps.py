@@ -16,12 +16,13 @@ from hf_dcut.target import tapped_layers
 
 
 @contextmanager
-def tap_reader(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[ReadTaps]:
+def tap_reader(model: PreTrainedModel, taps: Sequence[int], final: bool = False) -> Iterator[ReadTaps]:
     """Gives a function from answers to their taps [tokens, F], one answer behind the other.
 
     Args:
         model: the target.
         taps: decoder layers, from 0, whose outputs stand side by side in a row.
+        final: whether the states that the model's head reads follow behind them.
 
     Raises:
         ValueError: the model shows no decoder layers, or has fewer.
@@ -38,8 +39,8 @@ def tap_reader(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[ReadTaps
         device, longest = model.get_input_embeddings().weight.device, max(map(len, answers))
         # Padded on the right, where a causal model does not look; no mask, so attention may take its fastest path.
         ids = torch.tensor([[*a.ids, *[0] * (longest - len(a))] for a in answers], device=device)
-        model.get_decoder()(input_ids=ids, use_cache=False)
-        rows = torch.cat([outputs[tap] for tap in taps], dim=-1)
+        last = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        rows = torch.cat([*(outputs[tap] for tap in taps), *([last] if final else [])], dim=-1)
         outputs.clear()
         return torch.cat([row[: len(a)] for row, a in zip(rows, answers, strict=True)])
 

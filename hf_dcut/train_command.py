@@ -43,7 +43,7 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the drafter")
     group.add_argument("--start", help="random, target (copies of its last layers), or a drafter (default: random)")
     group.add_argument("--layers", type=int, help="layers (default: 5)")
-    group.add_argument("--block-size", type=int, help="the anchor and the drafts after it (default: 16)")
+    group.add_argument("--block-size", type=int, help="the anchor and the drafts after it (default: 16, or --start's)")
     group.add_argument("--taps", type=_layer_ids, help="target layers to read, such as 1,8,14 (default: five, spread)")
     group.add_argument("--mask-token-id", type=int, help="token that text never holds (default: a free special token)")
     group.add_argument("--draft-vocab-size", type=int, help="draft only the most frequent tokens (default: all)")
@@ -58,6 +58,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--decay", type=float, help="places after which a draft's weight is 1/e (default: half the block)"
     )
+    group.add_argument("--soft", type=float, help="share learned from the target's probabilities (default: 0)")
     group.add_argument("--precision", choices=("bf16", "no"), help="of matrix products (default: bf16)")
     group.add_argument("--seed", type=int, help="of weights and order (default: 0)")
     group.add_argument("--save-every", type=int, help="steps between saved states (default: 100)")

@@ -14,8 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,91 +28,19 @@ from hf_dcut.drafters import AutoDrafter
 from hf_dcut.drafters.dflash.model import DFlashModel
 from hf_dcut.drafters.training.answers import Answer, frequent_tokens, read_answers, without_loop
 from hf_dcut.drafters.training.card import Facts, card
-from hf_dcut.drafters.training.recipe import Recipe
 from hf_dcut.drafters.training.start import spread_taps, start_weights
 from hf_dcut.drafters.training.tap_cache import TapCache
+from hf_dcut.drafters.training.teacher import check_head
 from hf_dcut.drafters.training.trainer import STATE, Trainer, open_accelerator
 from hf_dcut.regeneration import AnswerFile, Prompt
 from hf_dcut.taps import tap_reader
 from hf_dcut.target import tapped_layers
+from hf_dcut.train_plan import TrainPlan
 
 logger = logging.getLogger(__name__)
 
 # Share of a time budget that answers may take, and what is kept back for evaluating and saving.
 _ANSWERS_SHARE, _RESERVE_SHARE = 0.4, 0.05
-
-
-@dataclass(frozen=True)
-class TrainPlan:
-    """What to train.
-
-    Attributes:
-        target: folder or Hub id of the model to draft for.
-        out: folder for the drafter.
-        prompts: JSON-lines file or shipped prompt set that the target answers; None when only `answers` are used.
-        answers: files of answers that the target gave before.
-        start: "random", "target" (copies of its last layers), or a drafter's folder or Hub id, whose shape is kept.
-        layers, block_size: of the drafter; 5 and 16 when None.
-        taps: target layers it reads; None spreads five over the target.
-        mask_token_id: token that stands where a draft is wanted; None takes a special token that no answer holds.
-        draft_vocab_size: drafts only so many of the answers' most frequent tokens; None drafts all tokens.
-        max_new_tokens, max_prompt_tokens: of an answer; longer prompts are left out.
-        slots: answers in work at once.
-        held_out: share of the answers that is measured on, not trained on.
-        keep_loops: whether answers keep what follows once eight tokens in a row come for the third time.
-        recipe: the numbers of training.
-        time_budget: seconds for everything; training then stops in time. None for no limit.
-        work: folder for answers, taps and the state; `out`/work when None.
-        resume: go on with the run in `work`.
-        dtype: of the target.
-        command: how this was asked for, for the card.
-    """
-
-    target: str
-    out: Path
-    prompts: str | None = None
-    answers: tuple[Path, ...] = ()
-    start: str = "random"
-    layers: int | None = None
-    block_size: int | None = None
-    taps: tuple[int, ...] | None = None
-    mask_token_id: int | None = None
-    draft_vocab_size: int | None = None
-    max_new_tokens: int = 256
-    max_prompt_tokens: int = 512
-    slots: int = 32
-    held_out: float = 0.02
-    keep_loops: bool = False
-    recipe: Recipe = field(default_factory=Recipe)
-    time_budget: float | None = None
-    work: Path | None = None
-    resume: bool = False
-    dtype: str = "auto"
-    command: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.prompts is None and not self.answers:
-            raise ValueError("nothing to train on: give prompts, answers, or both")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out={self.held_out!r}: give a share in [0, 1), such as 0.02")
-        for name in ("layers", "max_new_tokens", "max_prompt_tokens", "slots"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value!r}: give a positive integer")
-        shape = ("layers", "block_size", "taps", "mask_token_id", "draft_vocab_size")
-        given = [name for name in shape if getattr(self, name) is not None]
-        if given and not self.fresh:
-            raise ValueError(
-                f"start={self.start!r} keeps the shape of that drafter: leave out {', '.join(given)}, or start from "
-                "'random' or 'target'"
-            )
-        if self.recipe.steps is None and self.time_budget is None:
-            raise ValueError("recipe.steps=None needs a time_budget: give one of them, or training never ends")
-
-    @property
-    def fresh(self) -> bool:
-        """Whether training makes a drafter of its own shape rather than going on from one."""
-        return self.start in ("random", "target")
 
 
 def train(plan: TrainPlan) -> dict[str, Any]:
@@ -145,6 +72,8 @@ class _Run:
         config = model.config.get_text_config(decoder=True)
         self.taps = plan.taps or spread_taps(config.num_hidden_layers)
         self.layers = tapped_layers(self.model, self.taps)
+        if plan.recipe.soft:
+            check_head(self.model)
 
     def run(self) -> dict[str, Any]:
         answers, held_out = self._split(self._answers())
@@ -192,13 +121,18 @@ class _Run:
         with self._bar(len(share), "answers", "answer") as bar:
             bar.update(len(own.in_order(share)))
             if not self._late(limit):
-                for _ in own.complete(self.model, share, self.plan.max_new_tokens, self.plan.slots):
+                for _ in own.complete(self.model, share, *self._limits):
                     bar.update()
                     if self._late(limit):
                         break
         self.accelerator.wait_for_everyone()
         files = [AnswerFile(self.work / f"answers-{r}.jsonl") for r in range(ranks)]
         return [answer for r, file in enumerate(files) for answer in file.in_order(prompts[r::ranks])]
+
+    @property
+    def _limits(self) -> tuple[int, int, bool]:
+        """Of answers: their length, how many at once, and whether they go on in loops."""
+        return self.plan.max_new_tokens, self.plan.slots, self.plan.keep_loops
 
     def _late(self, limit: float | None) -> bool:
         return limit is not None and time.monotonic() - self.begin > limit
@@ -219,7 +153,7 @@ class _Run:
             list(self.layers),
             taps=self.taps,
             mask_token_id=self._mask_token(answers) if plan.fresh else 0,
-            block_size=plan.block_size or 16,
+            block_size=plan.block_size,
             depth=plan.layers or 5,
             draft_ids=None if size is None else frequent_tokens(answers, size, vocabulary),
             seed=plan.recipe.seed,
@@ -245,7 +179,10 @@ class _Run:
         """Returns a function from answers to their taps, after each process has added those of its share."""
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         share, cache = answers[rank::ranks], self._tap_cache(rank)
-        with self._bar(len(cache.missing(share)), "taps", "answer") as bar, tap_reader(self.model, self.taps) as read:
+        with (
+            self._bar(len(cache.missing(share)), "taps", "answer") as bar,
+            tap_reader(self.model, self.taps, final=self._final) as read,
+        ):
             for added in cache.fill(share, read):
                 bar.update(added)
         self.accelerator.wait_for_everyone()
@@ -255,9 +192,14 @@ class _Run:
 
     def _tap_cache(self, rank: int) -> TapCache:
         """Returns the taps that a process has made."""
-        width = self.model.config.get_text_config(decoder=True).hidden_size * len(self.taps)
-        source = {"target": self.plan.target, "taps": list(self.taps)}
+        width = self.model.config.get_text_config(decoder=True).hidden_size * (len(self.taps) + self._final)
+        source = {"target": self.plan.target, "taps": list(self.taps), "final": self._final}
         return TapCache(self.work / "taps" / str(rank), width, self.model.dtype, source)
+
+    @property
+    def _final(self) -> bool:
+        """Whether what the target's head reads is kept behind the taps."""
+        return self.plan.recipe.soft > 0
 
     def _seconds_left(self) -> float | None:
         """Returns what is left of the time budget for training."""
@@ -275,6 +217,9 @@ class _Run:
         self, model: DFlashModel, trainer: Trainer, answers: Sequence[Answer], held_out: Sequence[Answer]
     ) -> dict[str, Any]:
         """Writes the drafter in bfloat16 with its card, and returns what it does on the held-out answers."""
+        if held_out:
+            multiplier = model.config.output_multiplier * trainer.fit_multiplier()
+            model.config = replace(model.config, output_multiplier=multiplier)
         dtype = torch.bfloat16 if self.plan.recipe.precision == "bf16" else model.fc.weight.dtype
         model.eval().requires_grad_(False).to(dtype).save_pretrained(self.plan.out)
         steps = None

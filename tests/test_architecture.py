@@ -32,7 +32,7 @@ ORDER: tuple[str | frozenset[str], ...] = (
     *("options", "seeds", "streaming", "padded", "preparing", "decoding", "generation"),
     *("batch_records", "intake", "parallel", "batching", "manager"),
     "",
-    *("bench", "jobs", "training", "train_command", "evaluate_command", "app", "cli"),
+    *("bench", "jobs", "train_plan", "training", "train_command", "evaluate_command", "app", "cli"),
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in ([units] if isinstance(units, str) else units)}
 

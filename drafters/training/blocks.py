@@ -40,6 +40,7 @@ class BlockDrafts(nn.Module):
         self.dtype, weight = dtype, model.fc.weight
         self._embed = block_embedding(model, target)
         head = target_head(target, model.draft_ids(), dtype, weight.device)
+        self.target_head = head
         self.head = lambda hidden: refine(head(hidden), model.config)
 
     def hidden(self, batch: TrainingBatch) -> Tensor:

@@ -19,6 +19,7 @@ class Recipe:
         warmup, floor: shares in [0, 1].
         weight_decay, clip: of AdamW; largest norm of the gradient.
         decay: places after which the weight of a draft in the loss has fallen to 1/e; None takes half the block.
+        soft: share of what is learned from the target's own probabilities; the rest is from its greedy tokens.
         precision: "bf16" multiplies matrices in bfloat16 with weights in float32; "no" changes nothing.
         seed: of the order of the data.
         save_every: steps between saved states.
@@ -34,6 +35,7 @@ class Recipe:
     weight_decay: float = 0.01
     clip: float = 1.0
     decay: float | None = None
+    soft: float = 0.0
     precision: str = "bf16"
     seed: int = 0
     save_every: int = 100
@@ -47,7 +49,7 @@ class Recipe:
         for name in ("learning_rate", "clip"):
             self._check(name, getattr(self, name) > 0, "a positive number")
         self._check("decay", self.decay is None or self.decay > 0, "a positive number or None")
-        for name in ("warmup", "floor", "weight_decay"):
+        for name in ("warmup", "floor", "weight_decay", "soft"):
             self._check(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")
         self._check("precision", self.precision in ("bf16", "no"), "'bf16' or 'no'")
 

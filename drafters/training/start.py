@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -43,7 +44,7 @@ def start_weights(
     *,
     taps: Sequence[int],
     mask_token_id: int,
-    block_size: int,
+    block_size: int | None,
     depth: int,
     draft_ids: Sequence[int] | None,
     seed: int,
@@ -53,10 +54,11 @@ def start_weights(
 
     Args:
         start: "random", "target" for copies of the target's last layers, or a drafter's folder or Hub id; the shape is
-            then that drafter's, and what follows does not matter.
+            then that drafter's, and of what follows only the block size matters.
         target: the model to draft for.
         layers: its decoder layers.
-        taps, mask_token_id, block_size, draft_ids, seed: as in `DFlashDrafter.random`.
+        block_size: the anchor and the drafts after it; None for 16, or for what the drafter has.
+        taps, mask_token_id, draft_ids, seed: as in `DFlashDrafter.random`.
         depth: layers of the drafter.
         dtype: of the weights in training.
 
@@ -67,12 +69,14 @@ def start_weights(
         drafter = DFlashDrafter.from_pretrained(start, dtype=dtype, device=target.device)
         drafter.check(target)
         _check_plain(drafter.model, start)
-        return drafter.model.to("cpu")
+        model = drafter.model.to("cpu")
+        model.config = replace(model.config, block_size=block_size or model.config.block_size)
+        return model
     model = DFlashDrafter.random(
         target.config,
         taps=taps,
         mask_token_id=mask_token_id,
-        block_size=block_size,
+        block_size=block_size or 16,
         layers=depth,
         draft_ids=draft_ids,
         seed=seed,

@@ -26,8 +26,10 @@ from hf_dcut.drafters.dflash.model import DFlashModel
 from hf_dcut.drafters.training.answers import Answer, Piece, pieces
 from hf_dcut.drafters.training.batches import TrainingBatch, collate
 from hf_dcut.drafters.training.blocks import BlockDrafts
+from hf_dcut.drafters.training.calibrate import best_multiplier
 from hf_dcut.drafters.training.loss import block_loss, place_weights
 from hf_dcut.drafters.training.recipe import Recipe
+from hf_dcut.drafters.training.teacher import Teacher
 
 STATE, METRICS = "state.pt", "metrics.jsonl"
 
@@ -35,14 +37,15 @@ STATE, METRICS = "state.pt", "metrics.jsonl"
 class LossOfBatch(nn.Module):
     """What Accelerate prepares: its forward returns the loss and the counts of a batch."""
 
-    def __init__(self, drafts: BlockDrafts, decay: float):
+    def __init__(self, drafts: BlockDrafts, decay: float, soft: float):
         super().__init__()
-        self.drafts, self.decay = drafts, decay
+        self.drafts, self.decay, self.soft = drafts, decay, soft
 
     def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the weighted loss, the weights' sum, and how many drafts of each place are right, float32 [D]."""
         weight = place_weights(batch.label.shape[-1], self.decay, batch.label.device) * (batch.label >= 0)
-        loss, right = block_loss(self.drafts.hidden(batch), self.drafts.head, batch.label, weight)
+        teacher = None if batch.states is None else Teacher(batch.states, self.drafts.target_head, self.soft)
+        loss, right = block_loss(self.drafts.hidden(batch), self.drafts.head, batch.label, weight, teacher)
         return loss, weight.sum(), right.flatten(0, -2).sum(0)
 
 
@@ -54,7 +57,7 @@ class Trainer:
         target: whose embeddings and head the drafter uses.
         answers: to learn from.
         held_out: to be measured on.
-        taps: gives the taps [tokens, F] of an answer.
+        taps: gives the taps [tokens, F] of an answer; with `recipe.soft`, what the target's head reads behind them.
         recipe: the numbers.
         folder: where state and metrics go.
         accelerator: the processes; a new one when None.
@@ -79,7 +82,9 @@ class Trainer:
         self.to_draft = to_draft(model)
         model.to(self.accelerator.device).requires_grad_(True).train()
         dtype = torch.bfloat16 if recipe.precision == "bf16" else model.fc.weight.dtype
-        loss = LossOfBatch(BlockDrafts(model, target, dtype), recipe.decay or model.config.block_size / 2)
+        decay = recipe.decay or model.config.block_size / 2
+        loss = LossOfBatch(BlockDrafts(model, target, dtype), decay, recipe.soft)
+        self.width = model.fc.in_features if recipe.soft else None
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
         )
@@ -116,7 +121,7 @@ class Trainer:
     def _train_step(self, rows: Sequence[Piece], rate: float) -> dict[str, float]:
         """Returns the metrics of one step."""
         processes, rank = self.accelerator.num_processes, self.accelerator.process_index
-        batch = self._collate(rows[rank::processes])
+        batch = self._collate(rows[rank::processes], self.answers)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, weight, right = self.loss(batch)
@@ -155,14 +160,24 @@ class Trainer:
 
     def _accepted(self, index: int) -> Tensor:
         """Returns how many drafts of the block at each anchor of a held-out answer are right, int64 [anchors]."""
-        answer, found = self.held_out[index], []
-        for part in torch.tensor(answer.anchors).split(self.recipe.anchors * 4):
-            batch = collate([Piece(index, tuple(part.tolist()))], self.held_out, self.taps, self.depth, self.to_draft)
-            batch = batch.to(self.accelerator.device)
-            drafts = self.loss_module.drafts
-            right = drafts.head(drafts.hidden(batch)).argmax(-1) == batch.label
-            found.append(right[0].int().cumprod(-1).sum(-1))
-        return torch.cat(found)
+        blocks = self._held_out_blocks(index)
+        return torch.cat([(logits.argmax(-1) == label).int().cumprod(-1).sum(-1) for logits, label in blocks])
+
+    def _held_out_blocks(self, index: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields logits [n, D, draft vocabulary] and labels [n, D] of the blocks of a held-out answer, n at a time."""
+        drafts = self.loss_module.drafts
+        for part in torch.tensor(self.held_out[index].anchors).split(self.recipe.anchors * 4):
+            batch = self._collate([Piece(index, tuple(part.tolist()))], self.held_out)
+            yield drafts.head(drafts.hidden(batch))[0], batch.label[0]
+
+    @torch.no_grad()
+    def fit_multiplier(self) -> float:
+        """Returns by what logits must be multiplied for survivals to tell what held-out blocks have accepted."""
+        self.loss.eval()
+        indices = [index for index, answer in enumerate(self.held_out) if len(answer.anchors)]
+        found = best_multiplier(block for index in indices for block in self._held_out_blocks(index))
+        self.loss.train()
+        return found
 
     @property
     def loss_module(self) -> LossOfBatch:
@@ -218,8 +233,9 @@ class Trainer:
                 yield rows[index * self.recipe.batch : (index + 1) * self.recipe.batch]
             epoch, skip = epoch + 1, 0
 
-    def _collate(self, rows: Sequence[Piece]) -> TrainingBatch:
-        return collate(rows, self.answers, self.taps, self.depth, self.to_draft).to(self.accelerator.device)
+    def _collate(self, rows: Sequence[Piece], answers: Sequence[Answer]) -> TrainingBatch:
+        batch = collate(rows, answers, self.taps, self.depth, self.to_draft, self.width)
+        return batch.to(self.accelerator.device)
 
     def _any_process(self, late: bool) -> bool:
         """Returns whether it holds in any process, the same answer in all."""

@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_dcut.drafters.training import read_answers
-from hf_dcut.regeneration import AnswerFile, end_tokens, regenerate
+from hf_dcut.drafters.training.answers import LOOP_NGRAM, without_loop
+from hf_dcut.regeneration import AnswerFile, LoopCriteria, end_tokens, regenerate
 
 PROMPTS = [(5, 17), (40, 9, 33), (7,), (60, 61, 62, 63)]
 
@@ -28,6 +29,26 @@ def test_answers_are_those_of_generate(target: PreTrainedModel) -> None:
     found = {a.ids[: a.prompt_tokens]: a.ids for a in regenerate(target, PROMPTS, 9, slots=2)}
     assert found == {prompt: said(target, prompt) for prompt in PROMPTS}
     assert list(regenerate(target, [], 9)) == []
+
+
+def test_answers_end_where_they_loop(make_target: Callable[..., PreTrainedModel], target: PreTrainedModel) -> None:
+    looping = make_target("llama", initializer_range=0.02, tie_word_embeddings=True)
+    for whole in regenerate(looping, PROMPTS, 40):
+        prompt, cut = whole.ids[: whole.prompt_tokens], without_loop(whole)
+        (ended,) = regenerate(looping, [prompt], 40, keep_loops=False)
+        assert without_loop(ended) == cut
+        # Eight tokens come for the third time with the last of them, and no token more is asked for.
+        assert len(ended) == len(cut) + LOOP_NGRAM < len(whole)
+    assert [*regenerate(target, PROMPTS, 40, keep_loops=False)] == [*regenerate(target, PROMPTS, 40)]
+
+
+def test_what_the_prompt_repeats_is_no_loop() -> None:
+    criterion, ngram = LoopCriteria(24), list(range(8))
+    scores = torch.zeros(1, 10)
+    assert not criterion(torch.tensor([ngram * 3]), scores).any()
+    assert not criterion(torch.tensor([ngram * 5]), scores).any()
+    assert criterion(torch.tensor([ngram * 6]), scores).all()
+    assert not criterion(torch.tensor([[*ngram * 6, 9]]), scores).any()
 
 
 def test_a_file_goes_on_after_a_kill(target: PreTrainedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,17 @@ def test_the_last_layer_is_read_before_the_final_norm(make_target: Callable[...,
     assert torch.allclose(target.get_decoder().norm(row), normed, rtol=0, atol=1e-12)
 
 
+@torch.no_grad()
+def test_what_the_head_reads_follows_behind(make_target: Callable[..., PreTrainedModel]) -> None:
+    target = make_target("llama")
+    with tap_reader(target, (1,), final=True) as read:
+        rows = read(ANSWERS).split([len(a) for a in ANSWERS])
+    for answer, row in zip(ANSWERS, rows, strict=True):
+        found = target(torch.tensor([answer.ids]), output_hidden_states=True)
+        assert torch.allclose(row, torch.cat([found.hidden_states[2][0], found.hidden_states[-1][0]], -1), atol=1e-12)
+        assert torch.allclose(target.lm_head(row[:, target.config.hidden_size :]), found.logits[0], atol=1e-12)
+
+
 def test_no_hook_stays_behind(make_target: Callable[..., PreTrainedModel]) -> None:
     target = make_target("llama")
     with tap_reader(target, (0, 2)):

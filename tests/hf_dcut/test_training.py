@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hf_dcut.cli import main
 from hf_dcut.drafters import AutoDrafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.training import Recipe, Trainer, read_answers
+from hf_dcut.drafters.training.calibrate import MULTIPLIERS
 from hf_dcut.training import TrainPlan, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,22 @@ def test_from_prompts_to_a_drafter(target: Path, prompts: Path, tmp_path: Path) 
     lines = [json.loads(line) for line in (out / "work" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
     assert any("held_out" in line for line in lines)
+
+
+def test_probabilities_are_learned_too(target: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "drafter"
+    settings = plan(target, prompts, out)
+    train(replace(settings, recipe=replace(settings.recipe, soft=0.5)))
+    config = json.loads((out / "config.json").read_text())
+    # Confidences are fitted to the answers that were held out.
+    fitted = config["dflash_config"]["output_multiplier"]
+    assert fitted in MULTIPLIERS
+    meta = json.loads((out / "work" / "taps" / "0" / "meta.json").read_text())
+    assert meta["final"]
+    # Going on from it with shorter blocks fits them anew.
+    again = train(plan(target, prompts, tmp_path / "shorter", layers=None, block_size=3, start=str(out)))
+    assert again["steps"] == 3
+    assert AutoDrafter.from_pretrained(tmp_path / "shorter").draft_tokens == 2
 
 
 def test_a_run_goes_on(target: Path, prompts: Path, tmp_path: Path) -> None:
@@ -131,7 +149,7 @@ def test_answers_that_were_given_need_no_prompts(target: Path, prompts: Path, tm
     assert not (again / "work" / "answers-0.jsonl").exists()
     with pytest.raises(ValueError, match="nothing to train on"):
         plan(target, None, tmp_path)
-    with pytest.raises(ValueError, match="keeps the shape of that drafter: leave out layers, block_size"):
+    with pytest.raises(ValueError, match="keeps the shape of that drafter: leave out layers, or"):
         plan(target, None, again, answers=(answers,), start=str(again))
     with pytest.raises(ValueError, match="needs a time_budget"):
         plan(target, prompts, again, steps=None)

@@ -16,6 +16,7 @@ from hf_dcut.drafters.training.answers import Answer, Piece
 from hf_dcut.drafters.training.batches import collate
 from hf_dcut.drafters.training.blocks import BlockDrafts
 from hf_dcut.drafters.training.loss import block_loss, place_weights
+from hf_dcut.drafters.training.teacher import Teacher
 from hf_dcut.drafters.training.trainer import to_draft
 from hf_dcut.types import Batch, Committed
 
@@ -134,4 +135,45 @@ def test_loss_and_gradient_are_those_of_plain_cross_entropy(monkeypatch: pytest.
     # The weights are float32.
     assert torch.allclose(loss, plain, rtol=1e-6)
     (wanted,) = torch.autograd.grad(plain * 3, hidden)
+    assert torch.allclose(gradient, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_states_stand_where_the_target_makes_the_labels() -> None:
+    answers = [Answer((10, 11, 12, 13, 14, 15), 2)]
+
+    def rows(answer: Answer) -> Tensor:
+        taps = torch.ones(len(answer), 3)
+        return torch.cat([taps, torch.arange(len(answer))[:, None] * torch.ones(1, 2)], dim=-1)
+
+    batch = collate([Piece(0, (2, 4))], answers, rows, 3, None, width=3)
+    assert batch.taps.shape == (1, 4, 3)
+    assert batch.label.tolist() == [[[13, 14, 15], [15, -1, -1]]]
+    assert batch.states is not None
+    # The token at position 13 - 10 = 3 is made by the state at 2. Past the end nothing is looked at.
+    assert batch.states[..., 0].tolist() == [[[2, 3, 4], [4, 5, 5]]]
+    assert collate([Piece(0, (2, 4))], answers, lambda a: torch.ones(len(a), 3), 3, None).states is None
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_share_of_the_loss_follows_the_teacher(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    matrix = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    other = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    label = torch.tensor([[0, 6, -1], [3, -1, 2]])
+    weight = place_weights(3, 2.0) * (label >= 0)
+    monkeypatch.setattr("hf_dcut.drafters.training.loss._ELEMENTS", {"cpu": 7 * 2})
+    teacher = Teacher(states, lambda x: x @ other.T, share)
+    loss, _ = block_loss(hidden, lambda x: x @ matrix.T, label, weight, teacher)
+    plain = torch.zeros((), dtype=torch.float64)
+    for block in range(2):
+        for place in range(3):
+            if label[block, place] >= 0:
+                scores = (hidden[block, place] @ matrix.T).log_softmax(-1)
+                said = (states[block, place] @ other.T).softmax(-1)
+                own = share * (said * scores).sum() + (1 - share) * scores[label[block, place]]
+                plain = plain - own * 2.718281828459045 ** (-place / 2)
+    assert torch.allclose(loss, plain, rtol=1e-6)
+    (gradient,), (wanted,) = torch.autograd.grad(loss, hidden), torch.autograd.grad(plain, hidden)
     assert torch.allclose(gradient, wanted, rtol=1e-6, atol=1e-9)

@@ -69,8 +69,9 @@ def test_a_drafter_keeps_its_shape(make_target: Callable[..., PreTrainedModel], 
     target = make_target("llama")
     before = DFlashDrafter.random(target.config, taps=(1,), mask_token_id=4, block_size=3, layers=1, draft_ids=[2, 7])
     before.save_pretrained(tmp_path)
-    model = begin(target, tmp_path)
+    model = begin(target, tmp_path, block_size=None)
     assert (model.config.block_size, model.config.target_layer_ids) == (3, (1,))
+    assert begin(target, tmp_path, block_size=7).config.block_size == 7
     assert model.fc.weight.dtype == torch.float64
     assert torch.equal(model.fc.weight.float(), before.model.fc.weight)
 
