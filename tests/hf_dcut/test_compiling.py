@@ -18,8 +18,10 @@ from hf_dcut.assembly import fingerprint, open_engine
 from hf_dcut.compiling import compiled, parts_of
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.best_of import BestOf
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.drafters.wrapping import Wrapped
 from hf_dcut.ranks import Ranks
 from hf_dcut.requests import Request
 from hf_dcut.target import Target
@@ -144,6 +146,8 @@ def test_of_a_drafters_layers_the_mlp_is_compiled(tiny_llama: Callable[..., PreT
     drafter = dflash(tiny_llama())
     assert [type(part).__name__ for part in parts_of(drafter.layers)] == ["Qwen3MLP"] * 2
     assert list(PromptLookupDrafter(D).layers) == []
+    for several in (BestOf([PromptLookupDrafter(D), drafter]), Wrapped(drafter, lambda drafts, batch: drafts)):
+        assert parts_of(several.layers) == parts_of(drafter.layers)
 
 
 def test_adapters_inside_an_mlp_are_compiled_with_it(
