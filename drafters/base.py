@@ -8,10 +8,11 @@ of target weights outlives the call either, since weights may change between cal
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
     from hf_dcut.types import Batch, Committed, Drafts
@@ -25,11 +26,13 @@ class Drafter(ABC):
         independent: whether each place's distribution is the same whatever is drawn at the others, as in a block
             drafter that fills all masks at once. Only then can drafts be sampled and still be cut in the same step.
         taps: target layers (0-based decoder layer indices) whose output `observe` wants, in the order of the columns.
+        layers: decoder layers of its own, if it has any: `DCutConfig(compile=True)` compiles their norms and MLPs.
     """
 
     draft_tokens: int
     independent: bool = False
     taps: tuple[int, ...] = ()
+    layers: Iterable[nn.Module] = ()
 
     @abstractmethod
     def check(self, target: PreTrainedModel) -> None:

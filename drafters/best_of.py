@@ -43,6 +43,7 @@ class BestOf(Drafter):
         self.drafters = tuple(drafters)
         self.draft_tokens = max(drafter.draft_tokens for drafter in drafters)
         self.taps = tuple(tap for drafter in drafters for tap in drafter.taps)
+        self.layers = [layer for drafter in drafters for layer in drafter.layers]
 
     def check(self, target: PreTrainedModel) -> None:
         """Raises what the first drafter that does not fit the target raises."""

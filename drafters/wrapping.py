@@ -22,7 +22,7 @@ class Wrapped(Drafter):
 
     def __init__(self, drafter: Drafter, change: Change):
         self.drafter, self.change = drafter, change
-        self.draft_tokens, self.taps = drafter.draft_tokens, drafter.taps
+        self.draft_tokens, self.taps, self.layers = drafter.draft_tokens, drafter.taps, drafter.layers
 
     def check(self, target: PreTrainedModel) -> None:
         self.drafter.check(target)

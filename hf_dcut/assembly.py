@@ -17,14 +17,15 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_dcut.adapters import adapters_of, unwrapped
-from hf_dcut.attention import path_name
-from hf_dcut.cache import LayerShape, SlotCache
+from hf_dcut.cache import SlotCache
+from hf_dcut.compiling import compiling
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.engine import Engine
 from hf_dcut.fixed_step import FixedStep
 from hf_dcut.graphs import Graphs, open_graphs
+from hf_dcut.kernels import attention_path
 from hf_dcut.lengths import check_length
 from hf_dcut.memory import check_memory, fitting_slots
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
@@ -69,7 +70,7 @@ def open_engine(
         drafter.check(model)
     depth = _depth(drafter, config)
     length = longest + (drafter.draft_tokens if drafter else 0)
-    with Target(model, drafter.taps if drafter else ()) as target:
+    with Target(model, drafter.taps if drafter else ()) as target, compiling(config, target, drafter):
         if target.ranks.size > 1:
             sizes = {"requests": (slots, prompt, longest)}
             target.ranks.check({**_facts(target, drafter, config), **sizes, **(facts or {})})
@@ -83,7 +84,7 @@ def open_engine(
         graphs = open_graphs(config, FixedStep(target, cache, bound, depth), at_once, slots, longest - prompt)
         costs = None
         if drafter is not None and bound is not None and config.budget == "auto":
-            costs = _costs(config, depth, target, drafter, graphs is not None)
+            costs = _costs(config, depth, target, drafter, graphs)
             if batch_sizes is None:
                 # A table that was handed over is taken as it is.
                 batch_sizes = () if costs is config.cost_table else powers_of_two(slots)
@@ -120,8 +121,14 @@ def warmup(
         return engine.costs
 
 
-def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[str, Any]:
-    """Returns everything the seconds of a step depend on, JSON-able; `graphs` if it is replayed as a CUDA graph."""
+def fingerprint(target: Target, drafter: Drafter, graphs: str | None = None, compiled: bool = False) -> dict[str, Any]:
+    """Returns everything the seconds of a step depend on, JSON-able.
+
+    Args:
+        target, drafter: whose step it is.
+        graphs: where its budget comes from, if it is replayed as CUDA graphs.
+        compiled: whether norms and MLPs are compiled.
+    """
     config = target.model.config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "architectures"):
         config.pop(volatile, None)
@@ -135,14 +142,21 @@ def fingerprint(target: Target, drafter: Drafter, graphs: bool = False) -> dict[
         "tensor_parallel": target.ranks.size,
         "drafter": drafter.fingerprint(),
         "cuda_graphs": graphs,
+        "compile": compiled,
         **({"adapters": adapters} if adapters else {}),
     }
 
 
 def attention_name(target: Target) -> str:
-    """Returns how packed attention runs for a target: "packed sdpa", "varlen", "triton", or several joined by "+"."""
-    dims = ((s.key_dim, s.value_dim) for s in target.shapes if isinstance(s, LayerShape) and s.elements)
-    return path_name(target.device, target.dtype, dims)
+    """Returns how packed attention runs for a target: "varlen", "triton", "packed sdpa", or several joined by "+".
+
+    "packed torch" is what takes the place of SDPA in layers with soft caps or sinks.
+    """
+    plain, found = {False: "packed sdpa", True: "packed torch"}, set()
+    for heads in target.heads:
+        path = attention_path(target.device, target.dtype, *heads)
+        found.add(plain[heads.extras] if path == "reference" else path)
+    return "+".join(sorted(found))
 
 
 def _depth(drafter: Drafter | None, config: DCutConfig) -> int:
@@ -155,11 +169,12 @@ def _depth(drafter: Drafter | None, config: DCutConfig) -> int:
     return wanted or drafter.draft_tokens
 
 
-def _costs(config: DCutConfig, depth: int, target: Target, drafter: Drafter, graphs: bool) -> CostTable:
+def _costs(config: DCutConfig, depth: int, target: Target, drafter: Drafter, graphs: Graphs | None) -> CostTable:
     """Returns the cost table: the one handed over, or what the first process's file knows."""
 
     def opened() -> CostTable:
-        return open_table(config.cost_table, depth, fingerprint(target, drafter, graphs))
+        budget = config.cuda_graph_budget if graphs else None
+        return open_table(config.cost_table, depth, fingerprint(target, drafter, budget, config.compile))
 
     return opened() if isinstance(config.cost_table, CostTable) else target.ranks.share(opened)
 

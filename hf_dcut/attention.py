@@ -7,7 +7,7 @@ whose code does not ask the interface are found by `trial.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -47,6 +47,14 @@ class Formula(NamedTuple):
     sinks: Tensor | None
 
 
+class Heads(NamedTuple):
+    """What decides which kernel a layer's attention takes: K and V size of a head, and if it has a cap or sinks."""
+
+    key_dim: int
+    value_dim: int
+    extras: bool
+
+
 class PackedAttention:
     """The attention function of one packed forward. Masks are made once and shared by all layers.
 
@@ -59,6 +67,9 @@ class PackedAttention:
         path: of the kernel; None for the device's own.
         windows: {layer: its window or None}, for models that leave windows to their masks; in layers that are not in
             it, what the model's code passes counts.
+
+    Attributes:
+        heads: of the layers that attended so far.
     """
 
     def __init__(self, packed: Packed, path: str | None = None, windows: Mapping[int, int | None] | None = None):
@@ -69,6 +80,7 @@ class PackedAttention:
         # First row, end row, slot and first cell of each piece.
         self.pieces: list[tuple[int, int, int, int]] = []
         self.placed = False
+        self.heads: set[Heads] = set()
 
     def _place(self) -> None:
         """Sets where padded rows and pieces lie, once, for all layers."""
@@ -153,8 +165,10 @@ class PackedAttention:
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         formula = Formula(scaling, self._window(module, sliding_window), softcap, s_aux)
         rows = query[0].transpose(0, 1)
-        extras = softcap is not None or s_aux is not None or self.packed.ancestors is not None
-        path = self.path or attention_path(query.device, query.dtype, key.shape[-1], value.shape[-1], extras)
+        heads = Heads(key.shape[-1], value.shape[-1], softcap is not None or s_aux is not None)
+        self.heads.add(heads)
+        extras = heads.extras or self.packed.ancestors is not None
+        path = self.path or attention_path(query.device, query.dtype, heads.key_dim, heads.value_dim, extras)
         attend = self._pieces if path == "reference" else partial(self._ragged, path)
         return attend(rows, key, value, formula)[None], None
 
@@ -235,17 +249,6 @@ def long_row(states: Tensor) -> tuple[Tensor, int]:
     return states.as_strided(((slots - 1) * length + reach, heads, dim), (by_cell, by_head, by_number)), length
 
 
-def path_name(device: torch.device, dtype: torch.dtype, dims: Iterable[tuple[int, int]]) -> str:
-    """Returns how packed attention runs on a device, such as "varlen"; several paths are joined by "+".
-
-    Args:
-        device, dtype: of the model.
-        dims: K and V size of a head of each layer.
-    """
-    found = {attention_path(device, dtype, key, value) for key, value in dims}
-    return "+".join(sorted("packed sdpa" if path == "reference" else path for path in found))
-
-
 def best_width(counts: Sequence[int]) -> int:
     """Returns how many rows of each request to pad together, the rest going piece by piece.
 
@@ -263,11 +266,12 @@ def best_width(counts: Sequence[int]) -> int:
 
 
 @contextmanager
-def packed_attention(packed: Packed, windows: Mapping[int, int | None] | None = None) -> Iterator[None]:
-    """Makes the forwards of this thread (and no other) attend as the packed row asks, see `PackedAttention`."""
-    token = _active.set(PackedAttention(packed, windows=windows))
+def packed_attention(packed: Packed, windows: Mapping[int, int | None] | None = None) -> Iterator[PackedAttention]:
+    """Makes the forwards of this thread (and no other) attend as the packed row asks, by the function that it gives."""
+    attention = PackedAttention(packed, windows=windows)
+    token = _active.set(attention)
     try:
-        yield
+        yield attention
     finally:
         _active.reset(token)
 

@@ -37,6 +37,11 @@ class DCutConfig:
             so where it can be and a request may have so many new tokens that it should pay; False never does.
         cuda_graph_batch_sizes: numbers of requests to record steps of, those beyond a call's slots left out; others run
             as the next larger one, or eagerly. None for powers of two and the number of slots.
+        cuda_graph_budget: where the budget of a recorded step comes from, if there is one to choose: "last" from the
+            drafts of the last step, so that a step is one launch; "read" from its own, which the host reads as one
+            number between two launches.
+        compile: True runs norms and MLPs of decoder layers, the model's and a DFlash drafter's, fused by torch.compile
+            for the time of the call; the first such call of a process compiles for a minute.
     """
 
     budget: float | str = "auto"
@@ -49,21 +54,25 @@ class DCutConfig:
     max_cache_bytes: int | None = None
     cuda_graphs: bool | str = "auto"
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
+    cuda_graph_budget: str = "last"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
         self._take_several("ratios", _is_ratio, f"numbers in (0, 1], such as {PAPER_RATIOS}")
         self._take_several("cuda_graph_batch_sizes", _is_count, "positive integers, such as (1, 4, 16)")
-        if self.proposals not in ("greedy", "sampled"):
-            raise ValueError(f"dcut proposals={self.proposals!r}: give 'greedy' or 'sampled'")
+        for name, allowed in (("proposals", ("greedy", "sampled")), ("cuda_graph_budget", ("last", "read"))):
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"dcut {name}={value!r}: give {' or '.join(map(repr, allowed))}")
         for name in ("draft_tokens", "max_prefill_tokens", "max_cache_bytes"):
             value = getattr(self, name)
             optional = name != "max_prefill_tokens"
             if not (optional and value is None) and not _is_count(value):
                 wanted = "a positive integer" + (" or None" if optional else "")
                 raise ValueError(f"dcut {name}={value!r}: give {wanted}")
-        if not isinstance(self.deterministic, bool):
-            raise TypeError(f"dcut deterministic={self.deterministic!r}: give True or False")
+        for name in ("deterministic", "compile"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"dcut {name}={value!r}: give True or False")
         if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
             raise ValueError(f"dcut cuda_graphs={self.cuda_graphs!r}: give 'auto', True or False")
         # Tables come after this module, so one is known by what the budget asks of it.

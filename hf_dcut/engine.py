@@ -5,7 +5,7 @@
 Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, for recurrent
 states in `cache.py`, where rows are padded and prompts lie in `attention.py` and `recurrence.py`, the reach of a block
 in `drafters/dflash/bound.py`. A replayed step (`fixed_step.py` has its stages, and observes before it accepts) reads
-its outcome, and then its drafts' confidences in `replaying.py`.
+its budget in `graphs.py` where that is asked for, its outcome, and then its drafts' confidences in `replaying.py`.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Engine:
             ratios: budgets to choose from; None for a plain step.
             watch: takes the seconds of each stage.
         """
-        replayed = None if chunks else self.replaying.run(decoding, ratios)
+        replayed = None if chunks else self.replaying.run(decoding, ratios, self.calibration.belief)
         if replayed is not None:
             watch.lap("verify")
             return replayed
@@ -270,16 +270,17 @@ class Engine:
         self.stats.took(seconds["total"])
         self.stats.new_tokens += sum(committed.added)
         self.stats.prompt_tokens += sum(len(chunk.token) for chunk in chunks)
-        if self.costs is None or chunks or not rows:
+        if self.costs is None or not rows:
             return
         kv_length = max(request.length for request in decoding)
-        # The share of those who are somebody: a step of a few more rows cost as much as it did.
+        # Prompts aside, and the share of those who are somebody: a step of a few more rows cost as much as it did.
+        total -= sum(len(chunk.token) for chunk in chunks)
         total = round(total * rows / (rows + row.spare))
-        if not self.config.deterministic:
+        if not chunks and not self.config.deterministic:
             self.costs.observe(rows, total if chosen else 0, self.ranks.number(seconds["total"]), kv_length)
         if chosen and self.skip:
-            self.skip.observe(rows, total, sum(committed.added), kv_length)
-            self.calibration.observe(chosen.promised, sum(committed.accepted))
+            self.skip.observe(rows, total, sum(committed.added[:rows]), kv_length)
+            self.calibration.observe(chosen.promised, sum(committed.accepted[:rows]))
 
 
 def _tell(requests: Sequence[Request], added: Sequence[int]) -> None:

@@ -3,7 +3,11 @@
     draft -> select_fixed -> verify -> observe -> accept, as greedy requests do
 
 It takes tensors and gives tensors, of the same shapes every time, and reads nothing on the host: what a CUDA graph can
-record. There is no padding that nobody uses. Places of the packed row that a budget leaves free go to the next-best
+record. A step whose T is chosen by its own drafts is two such functions, with one host read between them:
+
+    draft -> choose_fixed    |    select_fixed -> verify -> observe -> accept
+
+There is no padding that nobody uses. Places of the packed row that a budget leaves free go to the next-best
 drafts, and spare rows of the batch are empty requests in slots that nobody holds.
 
 The drafter observes all rows, since which of them are committed is not known yet. What it stores of rejected ones lies
@@ -21,7 +25,7 @@ from hf_dcut.acceptance import accept
 from hf_dcut.cache import SlotCache
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.packing import pack_plain
-from hf_dcut.selecting import select_fixed
+from hf_dcut.selecting import choose_fixed, select_fixed
 from hf_dcut.target import Target
 from hf_dcut.types import Batch, Committed, Drafts, Packed, Record, Verdict
 
@@ -56,7 +60,7 @@ class FixedRow(Record):
 
 
 class FixedStep:
-    """Drafts and verifies at given shapes.
+    """Drafts and verifies at given shapes: in one go, or `draft` first and then the rest.
 
     Args:
         target: the model that decides.
@@ -76,17 +80,38 @@ class FixedStep:
         columns[0] = torch.arange(rows, device=columns.device)
         return columns
 
+    def blank(self, rows: int) -> Drafts:
+        """Returns a buffer for the drafts of B requests."""
+        token = torch.zeros(rows, self.depth, dtype=torch.int64, device=self.target.device)
+        return Drafts.chain(token, token.float())
+
     @torch.no_grad()
-    def __call__(self, columns: Tensor, total: int) -> FixedRow:
+    def draft(self, columns: Tensor, menu: Tensor, drafts: Drafts) -> Tensor:
+        """Returns the index of the best budget, int64 [1], and fills in the drafts.
+
+        Args:
+            columns: int64 [6, B], as in `requests.table_of`.
+            menu: float64 [3, C], the budgets, as `selecting.menu_of` writes them.
+            drafts: a buffer from `blank`.
+        """
+        batch = self._batch(columns)
+        made = self._drafts(batch)
+        for kept, new in ((drafts.token, made.token), (drafts.count, made.count), (drafts.confidence, made.confidence)):
+            kept.copy_(new)
+        return choose_fixed(drafts, batch, menu)
+
+    @torch.no_grad()
+    def __call__(self, columns: Tensor, total: int, drafts: Drafts | None = None) -> FixedRow:
         """Returns the verified row of T = `total` places; 0 for a step without drafts.
 
         Args:
             columns: int64 [6, B], as in `requests.table_of`.
             total: 0, or from B to B (D+1). The first call must be one of the most packed tokens.
+            drafts: those of a step that has any; it makes its own when None.
         """
-        batch = replace(Batch(*columns), reach=self.cache.length)
+        batch = self._batch(columns)
         if total:
-            drafts = self._drafts(batch)
+            drafts = drafts or self._drafts(batch)
             packed = select_fixed(drafts, batch, total, self.cache.length)
             told = torch.cat([drafts.confidence.double(), torch.minimum(drafts.count, batch.room)[:, None]], 1)
         else:
@@ -104,6 +129,9 @@ class FixedStep:
             self.cache.free(slot)
             if self.drafter is not None:
                 self.drafter.free(slot)
+
+    def _batch(self, columns: Tensor) -> Batch:
+        return replace(Batch(*columns), reach=self.cache.length)
 
     def _drafts(self, batch: Batch) -> Drafts:
         """Returns the first D drafts of each block."""

@@ -2,18 +2,20 @@
 
 A step of a small model is mostly launches: hundreds of kernels, each shorter than it takes the host to ask for it. A
 graph holds them all and is launched at once. It has one shape, so there is one for each pair of a number of requests B
-and of packed tokens T (0: without drafts), and a step takes the smallest that holds it. All share one pool of memory,
-and their inputs and logits are buffers that were there before.
+and of packed tokens T (0: without drafts), and a step takes the smallest that holds it. Where a step chooses T by its
+own drafts, there is one more for each B, which makes them, and those with a T begin behind it. All share one pool of
+memory, and what goes in, logits, and drafts between two graphs are buffers that were there before.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from hf_dcut.budget import positions
@@ -21,8 +23,10 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.drafting import FAULTS
 from hf_dcut.fixed_step import FixedRow, FixedStep
 from hf_dcut.memory import size
+from hf_dcut.recording import Recorder, recorder_for
 from hf_dcut.requests import Request, table_of
 from hf_dcut.trial import TOLERANCE, relative_difference
+from hf_dcut.types import Drafts
 
 logger = logging.getLogger(__name__)
 
@@ -33,49 +37,19 @@ Shape = tuple[int, int]
 _WORTH = 128
 
 
-class Recorder(Protocol):
-    """Records what a function does on the device, so that it can be done again."""
+@dataclass(frozen=True)
+class Inputs:
+    """What graphs of B requests read, in places that stay.
 
-    def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
-        """Returns a function that does the same to the same memory, and returns the same tensors, filled anew."""
-
-    def bytes(self) -> int:
-        """Returns the memory that the device holds by now."""
-
-
-class CudaRecorder:
-    """Records CUDA graphs into one memory pool.
-
-    Args:
-        device: a CUDA device.
+    Attributes:
+        columns: int64 [6, B], the requests.
+        menu: float64 [3, C], budgets to choose from; C = 0 where no step chooses.
+        drafts: from the graph that makes them to those behind it; None where every graph makes its own.
     """
 
-    def __init__(self, device: torch.device):
-        self.device, self.stream = device, torch.cuda.Stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
-
-    def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
-        """Returns the replay. What a first run allocates, compiles or tunes, it does before the recording."""
-        current = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            for _ in range(2):
-                run()
-        current.wait_stream(self.stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            row = run()
-
-        def replay() -> FixedRow:
-            graph.replay()
-            return row
-
-        return replay
-
-    def bytes(self) -> int:
-        """Returns what the allocator has taken from the device."""
-        return torch.cuda.memory_reserved(self.device)
+    columns: Tensor
+    menu: Tensor
+    drafts: Drafts | None
 
 
 class Graphs:
@@ -85,14 +59,16 @@ class Graphs:
         step: what is recorded.
         shapes: (B, T) of each; B at most the slots there are.
         recorder: how it is recorded.
+        choices: how many budgets a step chooses from by its own drafts; 0 where it is told its T.
 
     Raises:
         RuntimeError: something in the step cannot be recorded, or does something else when it is replayed.
     """
 
-    def __init__(self, step: FixedStep, shapes: Sequence[Shape], recorder: Recorder):
-        self.step = step
-        self.columns = {rows: step.inputs(rows) for rows, _ in shapes}
+    def __init__(self, step: FixedStep, shapes: Sequence[Shape], recorder: Recorder, choices: int = 0):
+        self.step, self.choices = step, choices
+        self.inputs = {rows: self._inputs(rows) for rows in {rows for rows, _ in shapes}}
+        self.drafting: dict[int, Callable[[], Tensor]] = {}
         self.replays: dict[Shape, Callable[[], FixedRow]] = {}
         self._told = False
         self._record(sorted(set(shapes), key=lambda shape: (max(shape), shape), reverse=True), recorder)
@@ -106,27 +82,51 @@ class Graphs:
         """
         shape = smallest(self.replays, len(requests), total)
         if shape is None:
-            self._tell(len(requests), total)
+            self._tell(len(requests), f"{total} packed tokens" if total else "no drafts")
             return None
-        self.columns[shape[0]].copy_(table_of(requests, shape[0]), non_blocking=True)
+        self.inputs[shape[0]].columns.copy_(table_of(requests, shape[0]), non_blocking=True)
         return self.replays[shape]().of(len(requests))
+
+    def run_best(self, requests: Sequence[Request], menu: Callable[[int], Tensor]) -> tuple[FixedRow, int] | None:
+        """Returns the verified row with the best budget for its drafts, and which that is; None where no shape fits.
+
+        Args:
+            requests: as in `run`.
+            menu: gives the budgets for B rows, as `selecting.menu_of` writes them.
+        """
+        rows = min((b for b in self.drafting if b >= len(requests)), default=None)
+        if rows is None:
+            self._tell(len(requests), "drafts")
+            return None
+        inputs, budgets = self.inputs[rows], menu(rows)
+        inputs.columns.copy_(table_of(requests, rows), non_blocking=True)
+        inputs.menu.copy_(budgets, non_blocking=True)
+        # The step's only host read before verification: one number.
+        best = int(self.drafting[rows]())
+        total = int(budgets[0, best])
+        shape = smallest((s for s in self.replays if s[0] == rows), rows, total)
+        if shape is None:
+            self._tell(rows, f"{total} packed tokens")
+            return None
+        return self.replays[shape]().of(len(requests)), best
+
+    def _inputs(self, rows: int) -> Inputs:
+        columns = self.step.inputs(rows)
+        menu = torch.ones(3, self.choices, dtype=torch.float64, device=columns.device)
+        return Inputs(columns, menu, self.step.blank(rows) if self.choices else None)
 
     def _record(self, shapes: Sequence[Shape], recorder: Recorder) -> None:
         """Records the shapes, the largest first: what it leaves in the pool holds the smaller ones."""
         before, full = recorder.bytes(), 0
         bar = tqdm(shapes, desc="hf-dcut: recording CUDA graphs", unit="graph", disable=None, leave=False)
         for shape in bar:
-            rows, total = shape
             try:
-                replay = recorder.record(partial(self.step, self.columns[rows], total))
-                self._check(shape, replay)
+                self._record_one(shape, recorder)
             except torch.OutOfMemoryError:
                 full += 1
-                continue
-            self.replays[shape] = replay
         self.step.forget()
         taken = size(max(0, recorder.bytes() - before))
-        logger.info("recorded %d CUDA graphs, which take %s", len(self.replays), taken)
+        logger.info("recorded %d CUDA graphs, which take %s", len(self.replays) + len(self.drafting), taken)
         if full:
             logger.warning(
                 "memory holds %d of %d CUDA graphs: steps of other shapes run eagerly, the output is the same. Lower "
@@ -134,14 +134,25 @@ class Graphs:
                 *(len(self.replays), len(shapes)),
             )
 
+    def _record_one(self, shape: Shape, recorder: Recorder) -> None:
+        """Records and tries a shape, and before the first of a B with drafts what makes them, if it is apart."""
+        (rows, total), inputs = shape, self.inputs[shape[0]]
+        if total and inputs.drafts is not None and rows not in self.drafting:
+            draft = partial(self.step.draft, inputs.columns, inputs.menu, inputs.drafts)
+            self.drafting[rows] = recorder.record(draft)
+        replay = recorder.record(partial(self.step, inputs.columns, total, inputs.drafts))
+        self._check(shape, replay)
+        self.replays[shape] = replay
+
     def _check(self, shape: Shape, replay: Callable[[], FixedRow]) -> None:
         """Raises RuntimeError unless a replay on other inputs gives what the step itself does, after each anchor."""
-        (rows, total), columns = shape, self.columns[shape[0]]
+        (rows, total), inputs = shape, self.inputs[shape[0]]
+        columns = inputs.columns
         empty = columns.clone()
         # Columns 1 and 2 are lengths and anchors. Drafts may differ where two are equally likely.
         number = torch.arange(rows, device=columns.device)
         columns[1], columns[2] = number % 2, (number + 1) % self.step.target.vocabulary
-        row = self.step(columns, total)
+        row = self.step(columns, total, inputs.drafts)
         anchor = row.packed.start[:-1].long()
         expected = row.logits[anchor]
         difference = relative_difference(replay().logits[anchor], expected)
@@ -152,10 +163,9 @@ class Graphs:
                 f"{difference:.1e}): it keeps something that changes between steps"
             )
 
-    def _tell(self, requests: int, total: int) -> None:
+    def _tell(self, requests: int, kind: str) -> None:
         """Says, once, that a step runs eagerly since no shape holds it."""
         if not self._told:
-            kind = f"{total} packed tokens" if total else "no drafts"
             logger.warning(
                 "no CUDA graph for steps of %d requests with %s: they run eagerly, the output is the same. "
                 "cuda_graph_batch_sizes says what is recorded",
@@ -174,11 +184,6 @@ def smallest(shapes: Iterable[Shape], requests: int, total: int) -> Shape | None
     """
     fits = (s for s in shapes if s[0] >= requests and (s[1] >= total + s[0] - requests if total else s[1] == 0))
     return min(fits, default=None)
-
-
-def recorder_for(device: torch.device) -> Recorder | None:
-    """Returns what records steps on a device; None where there are no graphs."""
-    return CudaRecorder(device) if device.type == "cuda" else None
 
 
 def open_graphs(
@@ -211,13 +216,19 @@ def open_graphs(
     sizes = [b for b in config.cuda_graph_batch_sizes or batch_sizes if b <= slots]
     shapes = [(b, t) for b in sizes for t in {0, *_totals(config, b, step.depth)}]
     try:
-        return Graphs(step, shapes, recorder)
+        return Graphs(step, shapes, recorder, choices_of(config, step.depth))
     except FAULTS as error:
         what = f"a step cannot be recorded ({type(error).__name__}: {error})"
         if asked:
             raise RuntimeError(f"dcut cuda_graphs=True: {what}. Give 'auto' or False") from error
         logger.warning("no CUDA graphs: %s. Steps run eagerly, the output is the same", what)
         return None
+
+
+def choices_of(config: DCutConfig, depth: int) -> int:
+    """Returns how many budgets a recorded step chooses from by its own drafts; 0 where it is told its T."""
+    ratios = config.candidates(recorded=True)
+    return len(ratios) if depth and len(ratios) > 1 and config.cuda_graph_budget == "read" else 0
 
 
 def _totals(config: DCutConfig, rows: int, depth: int) -> set[int]:

@@ -1,10 +1,15 @@
-"""Whether the next step drafts at all: speculation must never be slower than plain decoding.
+"""Whether the next step drafts at all: speculation must never be much slower than plain decoding.
 
-Confidences exist only once the draft has been paid for, so this decision rests on history: how many tokens drafted
-steps committed for their seconds, against the plain step. While they fall short, drafting pauses for as many plain
-steps as it takes for the last loss to be a twentieth of them, then for twice as many, up to 32, with one drafted step
-in between to see whether it pays again. So an expensive failure is followed by a long pause, a near miss by a short
-one.
+Confidences exist only once the draft has been paid for, so this decision rests on history. The rule keeps a balance in
+plain steps: a drafted step adds the plain steps that its tokens would have taken, and takes those that would have
+fitted into its seconds. It may go below zero by a credit, since drafts must be seen to be judged: a step and a half,
+less where many requests are a good sample in few steps. A loss beyond the credit is paid for by a pause instead: so
+many plain steps that it is 3 % of them, and at least twice as many as last time, up to 32. Then a drafted step shows
+whether it pays again.
+
+So at any time, by the cost table, drafting has lost at most the credit, 3 % of the plain steps, and the last loss. The
+rule looks at the table and at counts, not at a clock: processes that hold one model decide alike. A token counts the
+same whoever gets it, so the rule does not see that a batch which is not refilled ends with its slowest request.
 """
 
 from __future__ import annotations
@@ -13,17 +18,18 @@ import math
 
 from hf_dcut.cost_table import CostTable
 
+# The credit of one request in plain steps, and of how many requests together; no batch has less than the last.
+_CREDIT, _SHARED_CREDIT, _LEAST_CREDIT = 1.5, 4.0, 0.15
+# The credits that a good time can earn on top: enough for bad luck, little enough to notice that it is over.
+_EARNED = 2.0
+# What a loss may be of the pause that pays for it.
+_LOSS = 0.03
+# Plain steps up to which pauses double.
 _LONGEST_PAUSE = 32
-# What a drafted step may lose, of the seconds of the plain steps behind it.
-_LOSS = 0.05
-# Verify rows that the running gain looks back on; a large batch is a good sample in few steps.
-_MEMORY = 48
-# Drafting starts on trust: it takes some evidence, not one unlucky step, to stop it.
-_TRUST = 1.2
 
 
 class SkipRule:
-    """Running estimate of the speed of drafted steps relative to plain ones.
+    """What drafted steps have gained over plain ones, and the pauses for what they lost.
 
     Args:
         costs: seconds of both kinds of steps.
@@ -31,7 +37,7 @@ class SkipRule:
 
     def __init__(self, costs: CostTable):
         self.costs = costs
-        self.gain = _TRUST
+        self.balance = 0.0
         self._pause = self._left = 0
 
     def drafts_next(self) -> bool:
@@ -44,10 +50,10 @@ class SkipRule:
     def observe(self, requests: int, total: int, committed: int, kv_length: int) -> None:
         """Takes in a drafted step of B requests and T packed tokens that committed so many tokens."""
         plain, drafted = self.costs.plain(requests, kv_length), self.costs.drafted(requests, total, kv_length)
-        weight = min(0.5, requests / _MEMORY)
-        self.gain += weight * (committed / requests * plain / drafted - self.gain)
-        if self.gain < 1:
-            loss = drafted / plain - committed / requests
-            self._left = self._pause = min(_LONGEST_PAUSE, max(2 * self._pause, math.ceil(loss / _LOSS), 1))
+        credit = max(_LEAST_CREDIT, min(_CREDIT, _SHARED_CREDIT / requests))
+        gain = committed / requests - drafted / plain
+        if gain < 0 and self.balance + gain < -credit:
+            self._left = self._pause = max(math.ceil(-gain / _LOSS), min(_LONGEST_PAUSE, 2 * self._pause))
         else:
+            self.balance = min(_EARNED * credit, self.balance + gain)
             self._pause = 0

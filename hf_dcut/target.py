@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_dcut.attention import Heads
 from hf_dcut.cache import LayerShape, SlotCache
 from hf_dcut.media import read_prompts
 from hf_dcut.ranks import Ranks
 from hf_dcut.recurrence import adopt, delta_layers
 from hf_dcut.states import StateShape
-from hf_dcut.trial import check_model, packed_logits, shapes_of
+from hf_dcut.trial import check_model, heads_of, packed_logits, shapes_of
 from hf_dcut.types import Packed
 
 # Outputs of tapped layers of the forward that runs in this thread.
@@ -48,6 +49,11 @@ class Target:
     def shapes(self) -> tuple[LayerShape | StateShape, ...]:
         """What a slot holds of each layer."""
         return shapes_of(self.model)
+
+    @property
+    def heads(self) -> frozenset[Heads]:
+        """How its layers attend."""
+        return heads_of(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -87,11 +93,17 @@ class Target:
         return logits, torch.cat([collected[index][rows] for index in self.taps], dim=-1)
 
 
-def tapped_layers(model: PreTrainedModel, taps: Sequence[int]) -> nn.ModuleList:
-    """Returns the decoder layers of the model after checking that the taps are among them."""
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList | None:
+    """Returns the decoder layers of a model; None where it does not show them."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     layers = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
+    return layers if isinstance(layers, nn.ModuleList) else None
+
+
+def tapped_layers(model: PreTrainedModel, taps: Sequence[int]) -> nn.ModuleList:
+    """Returns the decoder layers of the model after checking that the taps are among them."""
+    layers = decoder_layers(model)
+    if layers is None:
         raise ValueError(
             f"{type(model).__name__} shows no list of decoder layers under get_decoder().layers, so their outputs "
             "cannot be read: DFlash drafters do not work with it, prompt lookup does"

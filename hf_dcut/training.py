@@ -37,6 +37,8 @@ from hf_dcut.taps import tap_reader
 from hf_dcut.target import tapped_layers
 from hf_dcut.train_plan import TrainPlan
 
+__all__ = ["TrainPlan", "train"]
+
 logger = logging.getLogger(__name__)
 
 # Share of a time budget that answers may take, and what is kept back for evaluating and saving.

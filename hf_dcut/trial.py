@@ -7,6 +7,7 @@ run packed and through the stock forward, which must agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_dcut.adapters import adapters_of, check_adapters
-from hf_dcut.attention import UnsupportedAttention, packed_attention
+from hf_dcut.attention import Heads, UnsupportedAttention, packed_attention
 from hf_dcut.cache import LayerShape, SlotCache, cells_of, shape_of
 from hf_dcut.lengths import rope_types
 from hf_dcut.ranks import Ranks
@@ -28,9 +29,17 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 6e-2, tor
 # The delta rule is computed in float32, whatever the model's dtype.
 _RECURRENT_TOLERANCE = 1e-4
 
-# Slot shapes of the models that passed the check, and their adapters then; keyed by the model, so that nothing outlives
-# it. Weights may change, structure does not.
-_checked: WeakKeyDictionary[nn.Module, tuple[tuple[LayerShape | StateShape, ...], list[str]]] = WeakKeyDictionary()
+
+class Found(NamedTuple):
+    """What is known of a model that passed the check: slot shapes of its layers, and how they attend."""
+
+    shapes: tuple[LayerShape | StateShape, ...]
+    heads: frozenset[Heads]
+
+
+# Of the models that passed, and their adapters then; keyed by the model, so that nothing outlives it. Weights may
+# change, structure does not.
+_checked: WeakKeyDictionary[nn.Module, tuple[Found, list[str]]] = WeakKeyDictionary()
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -98,13 +107,18 @@ def _check_dtypes(model: PreTrainedModel, found: set[torch.dtype]) -> None:
 
 def shapes_of(model: PreTrainedModel) -> tuple[LayerShape | StateShape, ...]:
     """Returns what a slot holds of each layer of a model that was checked."""
-    return _checked[model][0]
+    return _checked[model][0].shapes
 
 
-def packed_logits(model: PreTrainedModel, packed: Packed, cache: SlotCache) -> Tensor:
-    """Returns logits [L, V] of a packed row, whose K/V go into the cache."""
+def heads_of(model: PreTrainedModel) -> frozenset[Heads]:
+    """Returns how the layers of a model that was checked attend."""
+    return _checked[model][0].heads
+
+
+def packed_logits(model: PreTrainedModel, packed: Packed, cache: SlotCache, heads: set[Heads] | None = None) -> Tensor:
+    """Returns logits [L, V] of a packed row, whose K/V go into the cache; how its layers attend is added to `heads`."""
     cache.packed = packed
-    with packed_attention(packed, cache.windows), packed_recurrence(packed):
+    with packed_attention(packed, cache.windows) as attention, packed_recurrence(packed):
         output = model(
             input_ids=packed.token[None],
             position_ids=packed.position.unsqueeze(-2),
@@ -116,11 +130,13 @@ def packed_logits(model: PreTrainedModel, packed: Packed, cache: SlotCache) -> T
             logits_to_keep=packed.logit_rows,
             packed=packed,
         )
+    if heads is not None:
+        heads |= attention.heads
     return output.logits[0]
 
 
-def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape | StateShape, ...]:
-    """Returns the slot shapes of the model's layers after checking a packed forward against the stock one.
+def _compare_with_stock(model: PreTrainedModel) -> Found:
+    """Returns what is to know of the model's layers after checking a packed forward against the stock one.
 
     Two sequences of 9 and 6 tokens: stock in one go each; packed in two ragged steps, 5 + 2 tokens and then 4 + 4.
     """
@@ -134,10 +150,10 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape | StateShape
         dtypes = {tensor.dtype for layer in caches[0].layers for tensor in cells_of(layer)}
         _check_dtypes(model, dtypes)
         shapes = tuple(map(shape_of, caches[0].layers))
-        cache = SlotCache(shapes, slots=2, length=9, dtype=dtypes.pop(), device=device)
+        cache, heads = SlotCache(shapes, slots=2, length=9, dtype=dtypes.pop(), device=device), set[Heads]()
         try:
             first, second = (
-                _accepted_logits(model, _ragged(rows, start, end), cache)
+                _accepted_logits(model, _ragged(rows, start, end), cache, heads)
                 for start, end in (([0, 0], [5, 2]), ([5, 2], [9, 6]))
             )
         except (UnsupportedAttention, torch.OutOfMemoryError):
@@ -157,7 +173,7 @@ def _compare_with_stock(model: PreTrainedModel) -> tuple[LayerShape | StateShape
             f"{difference:.1e}, allowed {allowed:.0e}): {_cause(model)}. Generate without dcut for "
             f"this model"
         )
-    return shapes
+    return Found(shapes, frozenset(heads))
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
@@ -172,9 +188,9 @@ def _cause(model: PreTrainedModel) -> str:
     return "its attention does not go through Transformers' attention interface as dcut needs"
 
 
-def _accepted_logits(model: PreTrainedModel, packed: Packed, cache: SlotCache) -> Tensor:
+def _accepted_logits(model: PreTrainedModel, packed: Packed, cache: SlotCache, heads: set[Heads]) -> Tensor:
     """Returns logits [L, V] of a packed row, all rows of which become the slots' content."""
-    logits = packed_logits(model, packed, cache)
+    logits = packed_logits(model, packed, cache, heads)
     counts = packed.start.diff().long()
     row = packed.start[:-1, None] + torch.arange(packed.width, device=counts.device)
     path = torch.where(row < packed.start[1:, None], row.long(), -1)

@@ -35,7 +35,7 @@ class DFlashDrafter(Drafter):
     def __init__(self, model: DFlashModel):
         self.model, self.config = model, model.config
         self.draft_tokens = self.config.draft_tokens
-        self.taps = self.config.target_layer_ids
+        self.taps, self.layers = self.config.target_layer_ids, model.layers
         # A selector chooses each draft by the one before it.
         self.independent = model.candidate_selector is None
 

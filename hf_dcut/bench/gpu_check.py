@@ -1,14 +1,15 @@
 """`hf-dcut gpu-check`: what a GPU must show, in eight minutes and without network.
 
-    device     what it runs on, and the path each op takes there
-    kernels    every kernel against its reference on the device
-    exact      answers of a random model in SmolLM2-135M's shape against plain `generate`, float32 and bfloat16
-    costs      the paper's table 3 on a random model in Qwen3-8B's shape, beside targets and floors
-    selection  seconds of scores, budget and packing, and their share of a step
-    graphs     steps replayed as CUDA graphs against eager ones, bit for bit
-    speed      tokens per second with an oracle's drafts, beside plain `generate`: synthetic
-    times      seconds of every kernel beside its reference, torch.compile of that, and the library
-    compiled   tokens per second of plain `generate` with a static cache and a compiled forward
+    device       what it runs on, and the path each op takes there
+    kernels      every kernel against its reference on the device
+    exact        answers of a random model in SmolLM2-135M's shape against plain `generate`, float32 and bfloat16
+    costs        the paper's table 3 on a random model in Qwen3-8B's shape, beside targets and floors
+    selection    seconds of scores, budget and packing, and their share of a step
+    graphs       steps replayed as CUDA graphs against eager ones, bit for bit
+    speed        tokens per second with an oracle's drafts, beside plain `generate`: synthetic
+    times        seconds of every kernel beside its reference, torch.compile of that, and the library
+    compiled     tokens per second with compiled norms and MLPs, and of plain `generate` with a compiled forward
+    conditional  an experiment: one graph that chooses its budget on the device, beside two and a read
 
 Each part has a share of the time; what no longer fits is told with the reason. `tiny=True` runs the same code in small
 shapes on any device.
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 
 from hf_dcut import __version__
+from hf_dcut.bench.gpu.conditional import conditional
 from hf_dcut.bench.gpu.costs import costs
 from hf_dcut.bench.gpu.exact import exact
 from hf_dcut.bench.gpu.graphs import graphs
@@ -50,6 +52,7 @@ PARTS = (
     Part("speed", 75, speed),
     Part("times", 45, times),
     Part("compiled", 70, compiled),
+    Part("conditional", 10, conditional),
 )
 NAMES = tuple(part.name for part in PARTS)
 MINUTES = 8.0

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from hf_dcut.drafters.prompt_lookup import BoundPromptLookup, PromptLookupDrafter
 from hf_dcut.types import Batch, Committed, Drafts
 
-ROUNDING = 2.0**-23  # k / (m + 1) in float32
+ROUNDING = 2.0**-21  # k / (m + 1.7 / n) in float32
 
 
 def look_up(text: list[int], draft_tokens: int, ngram: int) -> list[tuple[int, float]]:
@@ -30,7 +30,7 @@ def look_up(text: list[int], draft_tokens: int, ngram: int) -> list[tuple[int, f
     for k in range(min(draft_tokens, len(text) - last)):
         voters = [e for e in agreeing if e + k < len(text)]
         agreeing = [e for e in voters if text[e + k] == text[last + k]]
-        drafts.append((text[last + k], len(agreeing) / (len(voters) + 1)))
+        drafts.append((text[last + k], len(agreeing) / (len(voters) + 1.7 / (n + k))))
     return drafts
 
 
@@ -82,13 +82,14 @@ def test_equals_the_loop(texts: list[list[int]], draft_tokens: int, ngram: int) 
 def test_the_longest_suffix_wins_and_then_its_last_occurrence() -> None:
     drafts = propose([[1, 2, 7, 9, 2, 8, 1, 2]])
     assert [token for token, _ in row(drafts, 0)] == [7, 9, 2, 8]
-    assert row(drafts, 0)[0][1] == 0.5, "a single occurrence is as likely right as wrong"
+    sure = [confidence for _, confidence in row(drafts, 0)]
+    assert sure == pytest.approx([1 / (1 + 1.7 / n) for n in (2, 3, 4, 5)]), "surer with every token that matches"
 
 
 def test_occurrences_that_agree_make_surer() -> None:
     (first, second) = row(propose([[5, 6, 5, 6, 5, 7, 5, 6, 9, 5]], draft_tokens=2, ngram=1), 0)
-    assert first == (6, 0.6000000238418579), "three of four say 6"
-    assert second == (9, 0.25), "one of those three says 9"
+    assert first == (6, pytest.approx(3 / 5.7)), "three of four say 6"
+    assert second == (9, pytest.approx(1 / 3.85)), "one of those three says 9, behind two tokens"
 
 
 def test_nothing_to_copy_gives_no_drafts() -> None:
@@ -108,7 +109,10 @@ def test_the_text_of_a_freed_slot_is_not_looked_up() -> None:
     bound.observe(committed(0, [1, 2, 3, 4, 5]))
     bound.free(0)
     bound.observe(committed(0, [3, 9]))
-    assert row(bound.propose(batch_after([[3, 9, 3]])), 0) == [(9, 0.5), (3, 0.5)]
+    assert row(bound.propose(batch_after([[3, 9, 3]])), 0) == [
+        (9, pytest.approx(1 / 2.7)),
+        (3, pytest.approx(1 / 1.85)),
+    ]
 
 
 def test_moved_requests_keep_their_text() -> None:
@@ -132,4 +136,4 @@ def test_any_target_fits(tiny_llama: Callable[..., PreTrainedModel]) -> None:
     drafter.check(tiny_llama())
     bound = drafter.bind(tiny_llama(), slots=2, length=8)
     assert bound.tokens.numel() * bound.tokens.itemsize == drafter.cell_bytes(tiny_llama()) * 2 * 8
-    assert drafter.fingerprint() == {"kind": "prompt lookup", "draft_tokens": 3, "ngram": 2}
+    assert drafter.fingerprint() == {"kind": "prompt lookup", "draft_tokens": 3, "ngram": 4}

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from hf_dcut import attention
-from hf_dcut.attention import PackedAttention, best_width, long_row, packed_attention, path_name
+from hf_dcut.attention import PackedAttention, best_width, long_row, packed_attention
 from hf_dcut.kernels import packed_attention as ragged_attention
 from hf_dcut.types import Packed
 
@@ -164,15 +164,6 @@ def test_slots_are_one_long_row() -> None:
         assert torch.equal(row[slot * length : slot * length + 5], storage[slot, :5])
     assert row.data_ptr() == storage.data_ptr(), "a view, not a copy"
     assert long_row(storage[:1, :5].transpose(1, 2))[1] == 9
-
-
-def test_what_runs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, dims = torch.device("cpu"), [(64, 64), (128, 128), (64, 64)]
-    assert path_name(cpu, torch.float32, dims) == "packed sdpa"
-    monkeypatch.setattr(
-        attention, "attention_path", lambda device, dtype, key, value: "triton" if key > 64 else "varlen"
-    )
-    assert path_name(cpu, torch.float32, dims) == "triton+varlen"
 
 
 @settings(deadline=None, max_examples=100)

@@ -52,16 +52,23 @@ def test_only_some_counts_may_be_none() -> None:
         DCutConfig(max_prefill_tokens=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["deterministic", "compile"])
 @pytest.mark.parametrize("value", [None, 1, "yes"])
-def test_deterministic_is_a_bool(value: Any) -> None:
-    with pytest.raises(TypeError, match=f"deterministic={value!r}: give True or False"):
-        DCutConfig(deterministic=value)
+def test_switches_are_bools(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name}={value!r}: give True or False"):
+        DCutConfig(**{name: value})
 
 
 @pytest.mark.parametrize("value", [None, 1, 0, "yes", "True"])
 def test_cuda_graphs_are_asked_for_or_not(value: Any) -> None:
     with pytest.raises(ValueError, match=f"cuda_graphs={value!r}: give 'auto', True or False"):
         DCutConfig(cuda_graphs=value)
+
+
+@pytest.mark.parametrize("value", [None, "first", True])
+def test_the_budget_of_a_graph_comes_from_one_of_two_places(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"cuda_graph_budget={value!r}: give 'last' or 'read'"):
+        DCutConfig(cuda_graph_budget=value)
 
 
 @pytest.mark.parametrize("value", [(), 4, "4", (0,), (2, -1), (1.5,), (True,)])
@@ -110,6 +117,7 @@ def test_unknown_keys_are_named_and_the_known_ones_listed() -> None:
         {"ratios": (0.5, 1.0), "draft_tokens": 3, "deterministic": True},
         {"cuda_graphs": True, "cuda_graph_batch_sizes": (1, 8)},
         {"cuda_graphs": False},
+        {"cuda_graph_budget": "read", "compile": True},
         {"cost_table": Path("some") / "costs.json", "max_prefill_tokens": 7, "max_cache_bytes": 8},
     ],
 )

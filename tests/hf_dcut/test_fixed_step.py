@@ -78,6 +78,20 @@ def test_nothing_is_read_on_the_host(step: FixedStep, no_host_reads: NoHostReads
     assert row.packed.start[-1] == (total or rows), "every place is somebody's"
 
 
+def test_drafting_apart_and_the_rest_behind_it_are_the_whole_step(step: FixedStep, no_host_reads: NoHostReads) -> None:
+    largest_first(step)
+    columns, drafts = filled(step, B), step.blank(B)
+    whole = step(columns, 9)
+    logits, token = whole.logits.clone(), whole.packed.token
+    menu = torch.tensor([[B, 9, 16], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    with no_host_reads():
+        best = step.draft(columns, menu, drafts)
+        row = step(columns, 9, drafts)
+    assert best.shape == (1,)
+    assert torch.equal(row.packed.token, token)
+    assert torch.equal(row.logits, logits)
+
+
 @pytest.mark.parametrize(
     "read",
     [
@@ -124,7 +138,12 @@ def test_nor_do_they_on_the_kernels_of_a_gpu(
 
 def check_shapes(step: FixedStep, rows: int, total: int) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        row = step(step.inputs(rows), total)
+        columns, drafts = step.inputs(rows), step.blank(rows)
+        best = step.draft(columns, torch.ones(3, 4, dtype=torch.float64), drafts)
+        row, apart = step(columns, total), step(columns, total, drafts)
+    assert isinstance(best, FakeTensor)
+    assert best.shape == (1,)
+    assert apart.logits.shape == row.logits.shape
     assert isinstance(row.logits, FakeTensor)
     assert row.logits.shape == (total or rows, step.target.vocabulary)
     assert row.packed.token.shape == (total or rows,)

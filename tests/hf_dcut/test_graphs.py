@@ -20,7 +20,7 @@ from hf_dcut import attention
 from hf_dcut import graphs as graphs_module
 from hf_dcut.assembly import open_engine
 from hf_dcut.budget import positions
-from hf_dcut.config import DCutConfig
+from hf_dcut.config import PAPER_RATIOS, DCutConfig
 from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.best_of import BestOf
@@ -28,10 +28,12 @@ from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.oracle import BoundOracle, OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
 from hf_dcut.fixed_step import FixedRow
-from hf_dcut.graphs import smallest
+from hf_dcut.graphs import Graphs, smallest
 from hf_dcut.ranks import Ranks
-from hf_dcut.requests import Request
+from hf_dcut.requests import Request, batch_of
+from hf_dcut.selecting import select
 from hf_dcut.stats import Stats
+from hf_dcut.types import Drafts
 
 D, END = 3, 43
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21], [22], [23, 24, 25, 26, 27]]
@@ -47,20 +49,25 @@ class CallAgain:
     fail: Callable[[int], Exception | None] = lambda number: None
     strict: bool = True
     recorded: int = 0
+    drafted: int = 0
     replays: list[tuple[int, int]] = field(default_factory=list)
 
-    def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
+    def record(self, run: Callable[[], Any]) -> Callable[[], Any]:
         error = self.fail(self.recorded)
         self.recorded += 1
         if error is not None:
             raise error
         first = run()
 
-        def replay() -> FixedRow:
+        def replay() -> Any:
             with self.watch() if self.strict else nullcontext():
                 row = run()
-            assert row.logits.data_ptr() == first.logits.data_ptr()
-            self.replays.append((row.packed.decoding, len(row.packed)))
+            if isinstance(row, FixedRow):
+                assert row.logits.data_ptr() == first.logits.data_ptr()
+                self.replays.append((row.packed.decoding, len(row.packed)))
+            else:
+                assert row.shape == (1,), "one number is read"
+                self.drafted += 1
             return row
 
         return replay
@@ -201,6 +208,76 @@ def test_auto_takes_the_budget_of_the_last_steps_drafts(
     assert chosen == {(1.0,): {0.75, 1.0}, (0.01,): {0.25}}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("slots", "sizes"), [(1, None), (7, None), (7, (2, 8, 7))])
+def test_a_budget_that_is_read_is_an_eager_steps(
+    recorder: CallAgain,
+    model: PreTrainedModel,
+    texts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    slots: int,
+    sizes: tuple[int, ...] | None,
+) -> None:
+    """From the same drafts, with and without spare rows."""
+    recorder.strict = "oracle" not in kind
+    run_best, eager = Graphs.run_best, []
+
+    def compared(self: Graphs, requests: Sequence[Request], menu: Callable[[int], torch.Tensor]) -> Any:
+        row, best = run_best(self, requests, menu)
+        count, rows = len(requests), min(b for b in self.drafting if b >= len(requests))
+        kept, belief = self.inputs[rows].drafts, float(menu(rows)[2, 0]) * count / rows
+        drafts = Drafts.chain(kept.token[:count], kept.confidence[:count], kept.count[:count])
+        _, chosen = select(drafts, batch_of(requests, "cpu"), PAPER_RATIOS, costs(), 99, belief)
+        eager.append(chosen.budget)
+        return row, best
+
+    monkeypatch.setattr(Graphs, "run_best", compared)
+    requests, options = make_requests(), {"cuda_graph_budget": "read", "cuda_graph_batch_sizes": sizes}
+    stats = run(model, make_drafter(kind, model, texts), slots, requests, budget="auto", **options)
+    assert [request.tokens for request in requests] == texts
+    assert [record.budget for record in stats.records or [] if record.budget] == eager
+    assert recorder.drafted == len(eager) > 0
+    assert max(eager) > min(PAPER_RATIOS) or kind != "oracle"
+
+
+def test_one_budget_is_not_read(recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]]) -> None:
+    requests = make_requests()
+    run(model, make_drafter("dflash", model, texts), 7, requests, budget=0.5, cuda_graph_budget="read")
+    assert [request.tokens for request in requests] == texts
+    assert recorder.drafted == 0 < len(recorder.replays)
+
+
+def test_what_is_measured_reads_too(recorder: CallAgain, model: PreTrainedModel) -> None:
+    config = DCutConfig(cuda_graphs=True, cuda_graph_budget="read", cost_table="off")
+    with open_engine(model, PromptLookupDrafter(D), config, 3, 4, 40) as engine:
+        assert engine.costs is not None
+        assert engine.costs.fingerprint["cuda_graphs"] == "read"
+    assert recorder.recorded == 3 * 6, "drafts, a plain step and four budgets for each B"
+    assert recorder.drafted >= 2 * 4 * (WARM_UP + REPEATS)
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"), [({1, 2}, "of 7 requests with 19 packed"), (set(range(4)), "with drafts")]
+)
+def test_where_memory_ends_what_was_drafted_is_drafted_again(
+    recorder: CallAgain,
+    model: PreTrainedModel,
+    texts: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
+    failing: set[int],
+    said: str,
+) -> None:
+    """The two largest shapes do not fit, or none that drafts."""
+    recorder.strict, recorder.fail = False, lambda number: torch.OutOfMemoryError() if number in failing else None
+    flat = CostTable.from_rows({b: {0: 1.0, b: 1.0, 4 * b: 1.001} for b in (1, 8)}, D)
+    known = {tuple(p): list(t) for p, t in zip(PROMPTS, texts, strict=True)}
+    requests, options = make_requests(), {"cuda_graph_budget": "read", "cuda_graph_batch_sizes": (7,)}
+    run(model, OracleDrafter(known, D, (1.0,)), 7, requests, budget="auto", cost_table=flat, **options)
+    assert [request.tokens for request in requests] == texts
+    assert said in caplog.messages[1]
+
+
 def test_draws_and_scores_are_those_without_graphs(
     recorder: CallAgain, model: PreTrainedModel, texts: list[list[int]]
 ) -> None:
@@ -237,7 +314,7 @@ def test_costs_are_those_of_replayed_steps(recorder: CallAgain, model: PreTraine
     config = DCutConfig(cuda_graphs=True, cost_table="off")
     with open_engine(model, PromptLookupDrafter(D), config, 3, 4, 40) as engine:
         assert engine.costs is not None
-        assert engine.costs.fingerprint["cuda_graphs"] is True
+        assert engine.costs.fingerprint["cuda_graphs"] == "last"
         assert set(engine.costs.seconds[16]) == {1, 2}
     counts = Counter(recorder.replays)
     # All are tried once, B places as a plain step and as a budget; powers of two are measured, at each quarter.
@@ -384,13 +461,15 @@ def test_on_the_fused_kernels(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("budget", [0.5, "auto"])
+@pytest.mark.parametrize(("budget", "comes_from"), [(0.5, "last"), ("auto", "last"), ("auto", "read")])
 @pytest.mark.parametrize("kind", ["prompt lookup", "dflash"])
-def test_recorded_on_a_device(model: PreTrainedModel, texts: list[list[int]], kind: str, budget: Any) -> None:
+def test_recorded_on_a_device(
+    model: PreTrainedModel, texts: list[list[int]], kind: str, budget: Any, comes_from: str
+) -> None:
     drafter = make_drafter(kind, model, texts)
     on_device = deepcopy(model).to("cuda")
     if isinstance(drafter, DFlashDrafter):
         drafter = drafter.to("cuda")
     requests = make_requests()
-    run(on_device, drafter, 7, requests, budget=budget)
+    run(on_device, drafter, 7, requests, budget=budget, cuda_graph_budget=comes_from)
     assert [request.tokens for request in requests] == texts

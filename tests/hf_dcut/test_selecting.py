@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
-from hf_dcut.budget import NonFiniteScores, cut
+from hf_dcut.budget import NonFiniteScores, cut, positions
 from hf_dcut.cost_table import CostTable
 from hf_dcut.packing import pack
 from hf_dcut.scores import score
-from hf_dcut.selecting import select_at_once, select_fixed
-from hf_dcut.types import Batch, Cut, Drafts, Packed
+from hf_dcut.selecting import choose_fixed, menu_of, select_at_once, select_fixed
+from hf_dcut.types import Batch, Cut, Drafts, Packed, Scores
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 
@@ -67,6 +68,49 @@ def test_equals_the_stages(make_batch: Callable[..., Batch], path: str, examples
             assert_same(a, b)
 
     check()
+
+
+@pytest.mark.parametrize(("path", "examples"), [("reference", 150), ("triton", 20)])
+def test_the_best_of_fixed_budgets_is_that_of_the_stages(
+    make_batch: Callable[..., Batch], path: str, examples: int
+) -> None:
+    """Whatever rows are spare behind the requests."""
+    if path == "triton":
+        pytest.importorskip("triton")
+
+    @settings(deadline=None, max_examples=examples)
+    @given(st.data(), st.lists(st.floats(0.5, 4.0), min_size=4, max_size=4), st.integers(0, 3))
+    def check(data: st.DataObject, seconds: list[float], spare: int) -> None:
+        drafts, batch = draw_request(data, make_batch)
+        (rows, depth), belief = drafts.token.shape, data.draw(st.sampled_from([1.0, 0.3, 1.7]))
+        totals = [positions(ratio, rows, depth) for ratio in RATIOS]
+        costs = CostTable.from_rows({rows: dict(zip(totals, seconds, strict=True))}, depth)
+        menu = menu_of(RATIOS, costs, rows, rows + spare, depth, belief)
+        filled = Drafts.chain(*(F.pad(x, (0, 0, 0, spare)) for x in (drafts.token, drafts.confidence)))
+        filled = replace(filled, count=F.pad(drafts.count, (0, spare), value=depth))
+        columns = [F.pad(getattr(batch, name), (0, spare)) for name in ("slot", "length", "anchor", "room", "seed")]
+        best = choose_fixed(filled, Batch(*columns, F.pad(batch.rope, (0, spare))), menu, path)
+        (_, chosen), scores = by_stages(drafts, batch, RATIOS, costs, belief), score(drafts, batch)
+        # Two rates that differ in the last bit may change places where rows are spare.
+        rates = {r: _rate(scores, r, costs, belief) for r in (RATIOS[int(best)], chosen.budget)}
+        assert best.shape == (1,)
+        assert RATIOS[int(best)] == chosen.budget or (spare and math.isclose(*rates.values(), rel_tol=1e-12))
+
+    check()
+
+
+def _rate(scores: Scores, ratio: float, costs: CostTable, belief: float) -> float:
+    chosen, rows = cut(scores, (ratio,)), len(scores.valid)
+    return (rows + belief * chosen.promised) / costs.drafted(rows, chosen.total)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_drafts_that_cannot_be_ranked_count_as_failing(make_batch: Callable[..., Batch], bad: float) -> None:
+    drafts = Drafts.chain(torch.ones(2, 3).long(), torch.tensor([[bad] * 3, [1.0] * 3]))
+    costs = CostTable.from_rows({2: {2: 1.0, 4: 1.1, 6: 1.2, 8: 1.3}}, 3)
+    menu = menu_of(RATIOS, costs, 2, 2, 3)
+    # Three good drafts: six places hold them and one that fails.
+    assert choose_fixed(drafts, make_batch([4, 5]), menu).tolist() == [2]
 
 
 def test_a_fixed_budget_needs_no_costs(make_batch: Callable[..., Batch]) -> None:

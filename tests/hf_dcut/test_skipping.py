@@ -1,17 +1,28 @@
-"""Drafting stops where it does not pay, and is tried again."""
+"""Drafting stops where it does not pay, and is tried again; whole calls are replayed on costs of two machines."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hf_dcut.bench.simulator import replay
+from hf_dcut.bench.trace import Trace
+from hf_dcut.budget import positions
+from hf_dcut.config import PAPER_RATIOS
 from hf_dcut.cost_table import CostTable
 from hf_dcut.skipping import SkipRule
 
 D = 3
 PLAIN, DRAFTED = 1.0, 1.5
 Committed = Callable[[int], int]
+ROOT = Path(__file__).parents[2]
 
 
 def make_rule(batch: int, cost: float = DRAFTED) -> SkipRule:
@@ -44,18 +55,31 @@ def test_a_gain_that_only_pays_on_average_is_not_skipped() -> None:
 
 @pytest.mark.parametrize(
     ("cost", "expected"),
-    # The first pause makes the loss a twentieth of it: 0.02, 0.09, 0.5 and 2 plain steps.
-    [(1.02, [1, 2, 4, 8, 16, 32]), (1.09, [2, 4, 8, 16, 32, 32]), (1.5, [10, 20, 32, 32]), (3.0, [32, 32, 32])],
+    # The first pause makes the loss 3 % of it: 0.01, 0.08, 0.5 and 2 plain steps.
+    [(1.01, [1, 2, 4, 8, 16, 32, 32]), (1.08, [3, 6, 12, 24, 32]), (1.5, [17, 32, 32]), (3.0, [67, 67])],
 )
 def test_pauses_make_up_for_the_loss_and_double_up_to_32(cost: float, expected: list[int]) -> None:
     assert pauses(run(64, 300, lambda step: 1, cost))[: len(expected)] == expected
 
 
-@pytest.mark.parametrize("batch", [1, 8, 64])
-def test_useless_drafts_cost_a_few_percent_of_a_long_run(batch: int) -> None:
-    steps = 1000
-    drafted = sum(run(batch, steps, lambda step: 1))
-    assert (steps - drafted) * PLAIN + drafted * DRAFTED < 1.05 * steps * PLAIN
+@given(
+    batch=st.integers(1, 64),
+    outcomes=st.lists(st.tuples(st.floats(1.01, 4.0), st.integers(0, D)), min_size=1, max_size=200),
+)
+@settings(max_examples=200, deadline=None)
+def test_at_any_time_the_loss_is_within_its_bounds(batch: int, outcomes: list[tuple[float, int]]) -> None:
+    """Whatever drafts cost and bring: the credit, 3 % of the plain steps, and the last loss."""
+    rule = make_rule(batch)
+    lost, last, plain = 0.0, 0.0, 0
+    for cost, accepted in outcomes:
+        rule.costs = CostTable.from_rows({batch: {0: PLAIN, batch: cost}}, D)
+        if rule.drafts_next():
+            last = cost - (1 + accepted)
+            rule.observe(batch, batch, batch * (1 + accepted), kv_length=0)
+            lost += last
+        else:
+            plain += 1
+        assert lost <= min(1.5, max(0.15, 4 / batch)) + 0.03 * plain + max(0.0, last) + 1e-9
 
 
 def test_one_unlucky_step_of_one_request_stops_nothing() -> None:
@@ -73,5 +97,82 @@ def test_drafting_resumes_when_it_pays_again() -> None:
 
 
 def test_after_a_good_time_pauses_are_short_again() -> None:
-    drafted = run(64, 400, lambda step: 4 if 100 <= step < 300 else 1, cost=1.02)
+    drafted = run(64, 400, lambda step: 4 if 100 <= step < 300 else 1, cost=1.01)
     assert pauses(drafted[150:])[:4] == [1, 2, 4, 8]
+
+
+DEPTH = 7
+# Of drafts of each kind: confidence of the first of a block and of the others, and how often such a draft holds.
+# SURE and UNSURE are never right, POOR are half as good as they say, as those of MT-Bench in drafter_evaluation.json.
+SURE, UNSURE, POOR = (0.9, 0.9, 0.0), (0.49, 0.42, 0.0), (0.49, 0.42, 0.5)
+
+
+def made_up(kind: tuple[float, float, float], requests: int, tokens: int, seed: int) -> list[Trace]:
+    """Returns traces of one kind of drafts; confidences vary by 40 % around their mean."""
+    generator, (first, others, honesty) = torch.Generator().manual_seed(seed), kind
+    steps, traces = tokens - 1, []
+    for _ in range(requests):
+        mean = torch.tensor([first, *[others] * (DEPTH - 1)])
+        confidence = (mean * (0.6 + 0.8 * torch.rand(steps, DEPTH, generator=generator))).clamp_max(0.99)
+        held = torch.rand(steps, DEPTH, generator=generator) < honesty * confidence
+        accepted = held.long().cumprod(1).sum(1).minimum(torch.arange(steps, 0, -1))
+        traces.append(Trace(20, tokens, tokens, confidence, torch.full((steps,), DEPTH), accepted))
+    return traces
+
+
+def published() -> tuple[dict[int, dict[int, float]], list[Trace]]:
+    """Returns the step seconds and the recorded GSM8K requests of the published run on a CPU."""
+    lines = [json.loads(line) for line in (ROOT / "docs/benchmarks/cpu.jsonl").read_text().splitlines()]
+    seconds = [line["seconds"] for line in lines if line["kind"] == "costs"][-1]
+    (recorded,) = (line["requests"] for line in lines if line["kind"] == "traces")
+    rows = {int(b): {int(t): s for t, s in row.items()} for b, row in seconds.items()}
+    return rows, [Trace.from_dict(request) for request in recorded]
+
+
+def memory_bound() -> dict[int, dict[int, float]]:
+    """Returns costs of a device on which 256 tokens take as long as one, and a draft a tenth of that."""
+    totals = {b: {b, *(positions(ratio, b, DEPTH) for ratio in PAPER_RATIOS)} for b in (1, 4, 16, 32)}
+    cost = {t: max(1.0, t / 256) for row in totals.values() for t in row}
+    return {b: {0: cost[b], **{t: cost[t] + 0.1 for t in sorted(row)}} for b, row in totals.items()}
+
+
+MACHINES = {"cpu": lambda: published()[0], "memory-bound": memory_bound}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("batch", [1, 4, 16, 32])
+@pytest.mark.parametrize("kind", [SURE, UNSURE, POOR], ids=["sure", "unsure", "poor"])
+def test_poor_drafts_lose_less_than_five_percent_of_a_short_call(
+    machine: str, batch: int, kind: tuple[float, float, float]
+) -> None:
+    costs, seconds = CostTable.from_rows(MACHINES[machine](), DEPTH), {"plain": 0.0, "auto": 0.0}
+    for seed in range(max(2, 16 // batch)):
+        traces = made_up(kind, batch, 48, seed)
+        for method in seconds:
+            seconds[method] += replay(traces, batch, method, costs).seconds
+    assert seconds["plain"] >= 0.95 * seconds["auto"]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_where_drafting_pays_hardly_any_step_is_left_out(machine: str, batch: int) -> None:
+    rows, (_, traces) = MACHINES[machine](), published()
+    # No drafted step loses against plain ones that never end.
+    always = CostTable.from_rows({b: {**row, 0: math.inf} for b, row in rows.items()}, DEPTH)
+    costs = CostTable.from_rows(rows, DEPTH)
+    free, auto, plain = 0.0, 0.0, 0.0
+    for first in range(0, len(traces), batch):
+        several = traces[first : first + batch]
+        free += replay(several, batch, "auto", costs, believed=always).seconds
+        auto += replay(several, batch, "auto", costs).seconds
+        plain += replay(several, batch, "plain", costs).seconds
+    assert free < plain / 1.1, "drafting pays here"
+    assert auto <= free / 0.97
+
+
+def test_steps_that_read_prompts_are_evidence_too() -> None:
+    """Where answers are short, some prompt is read in nearly every step."""
+    costs = CostTable.from_rows({8: {0: PLAIN, 8: 1.3, 64: 2.0}}, DEPTH)
+    traces = [made_up(SURE, 1, 3 + number % 7, seed=number)[0] for number in range(120)]
+    replayed = replay(traces, 8, "auto", costs)
+    assert replayed.stats.drafted_steps < 0.1 * len(replayed.step_seconds)

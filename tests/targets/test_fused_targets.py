@@ -10,8 +10,39 @@ import pytest
 import torch
 from target_table import CASES
 
-from hf_dcut import attention
+from hf_dcut import assembly, attention
+from hf_dcut.assembly import attention_name
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.target import Target
+
+
+@pytest.mark.parametrize(
+    ("name", "on_cpu", "on_gpu"),
+    [
+        ("Llama 2, Llama 3", "packed sdpa", "varlen"),
+        ("Gemma 2", "packed torch", "triton"),
+        ("GPT-OSS", "packed torch", "triton"),
+        ("DeepSeek-V3", "packed sdpa", "varlen"),
+    ],
+)
+def test_the_name_of_the_attention_is_that_of_what_runs(
+    name: str, on_cpu: str, on_gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soft caps and sinks shut out varlen attention; latent heads are as wide as they are when they attend."""
+    asked = set()
+
+    def path(device: torch.device, dtype: torch.dtype, *heads: Any) -> str:
+        asked.add(heads)
+        return "reference"
+
+    monkeypatch.setattr(attention, "attention_path", path)
+    model = next(case for case in CASES if case.name == name).build("eager")
+    with Target(model) as target:
+        assert asked == set(target.heads), "as in the forward"
+        assert ({heads[:2] for heads in asked} == {(12, 6)}) == (name == "DeepSeek-V3")
+        assert attention_name(target) == on_cpu
+        monkeypatch.setattr(assembly, "attention_path", lambda *given: "triton" if given[-1] else "varlen")
+        assert attention_name(target) == on_gpu
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_dcut.attention import path_name
+from hf_dcut.assembly import attention_name
 from hf_dcut.bench.gpu.ceilings import draft_work, verify_work
 from hf_dcut.bench.gpu.clock import Clock
 from hf_dcut.bench.gpu.rig import Rig
@@ -16,6 +16,7 @@ from hf_dcut.bench.gpu.shapes import chain_margin
 from hf_dcut.bench.surface import published
 from hf_dcut.budget import positions
 from hf_dcut.config import PAPER_RATIOS
+from hf_dcut.target import Target
 
 # Milliseconds of a step with 25, 50, 75 and 100 % of the positions, on an H200.
 TARGETS = {
@@ -32,8 +33,9 @@ _LEAST_MARGIN = 1.0
 
 def costs(rig: Rig, clock: Clock) -> dict[str, Any]:
     """Returns the cells of the table, the plain steps, and what they are measured against."""
-    config, margin = rig.model.config, chain_margin(rig.model)
-    cells, plain, skipped = [], [], []
+    margin, cells, plain, skipped = chain_margin(rig.model), [], [], []
+    with Target(rig.model) as target:
+        attention = attention_name(target)
     for rows in rig.sizes.batches:
         if (why := clock.late()) is not None:
             skipped.append({"what": f"B = {rows}", "why": why})
@@ -46,7 +48,7 @@ def costs(rig: Rig, clock: Clock) -> dict[str, Any]:
         "draft_tokens": rig.sizes.block - 1,
         "drafter_layers": rig.sizes.layers,
         "dtype": str(rig.sizes.dtype),
-        "attention": path_name(rig.device, rig.sizes.dtype, [(config.head_dim, config.head_dim)]),
+        "attention": attention,
         "kv_length": rig.kv_length,
         "ceilings": rig.ceilings.to_dict(),
         "cells": cells,

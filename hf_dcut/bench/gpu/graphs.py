@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -24,7 +24,8 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.engine import Engine
 from hf_dcut.fixed_step import FixedRow, FixedStep
-from hf_dcut.graphs import Graphs, Recorder, recorder_for
+from hf_dcut.graphs import Graphs, choices_of
+from hf_dcut.recording import Recorder, recorder_for
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats, StepRecord
 
@@ -36,12 +37,16 @@ _LOOK = 50
 # Different requests; they come again and again.
 _KINDS = 64
 _BUCKET = 16
+# Where budgets come from.
+_SOURCES = ("last", "read")
+
+T = TypeVar("T")
 
 
 class CallAgain:
     """In the place of a recorder: what it gives back does everything anew, eagerly."""
 
-    def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
+    def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Returns the function itself."""
         return run
 
@@ -51,7 +56,7 @@ class CallAgain:
 
 
 class Counted:
-    """A recorder whose replays are counted.
+    """A recorder whose replays of a step, or of its second half, are counted.
 
     Args:
         recorder: which.
@@ -63,13 +68,14 @@ class Counted:
     def __init__(self, recorder: Recorder):
         self.recorder, self.replays = recorder, 0
 
-    def record(self, run: Callable[[], FixedRow]) -> Callable[[], FixedRow]:
+    def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Returns the replay."""
         replay = self.recorder.record(run)
 
-        def counted() -> FixedRow:
-            self.replays += 1
-            return replay()
+        def counted() -> T:
+            result = replay()
+            self.replays += isinstance(result, FixedRow)
+            return result
 
         return counted
 
@@ -102,7 +108,7 @@ def graphs(rig: Rig, clock: Clock) -> dict[str, Any]:
 
 
 def compare_around(rig: Rig, clock: Clock, recorder: Recorder, bucket: int) -> dict[str, Any]:
-    """Returns the comparison with one request fewer than a graph holds, as many, and one more.
+    """Returns the comparison with a request fewer than a graph holds, as many, and one more, for both kinds of budget.
 
     Args:
         rig: whose sizes count.
@@ -114,22 +120,24 @@ def compare_around(rig: Rig, clock: Clock, recorder: Recorder, bucket: int) -> d
     model = chain_model(shape, rig.device, rig.sizes.dtype)
     prompts = random_prompts(_KINDS, _SHORTEST, _LONGEST, shape["vocab_size"])
     drafter, _ = rig.oracle_drafter(model, rig.random_drafter(model), _LONGEST + _NEW)
-    runs = []
-    for rows in (bucket - 1, bucket, bucket + 1):
-        with open_pair(model, drafter, bucket, recorder) as pair:
-            runs.append({"rows": rows, **compare(pair, prompts, rows, steps // 3, clock)})
-    skipped = [{"what": f"B = {run['rows']}", "why": run["skipped"]} for run in runs if run["skipped"]]
+    plan, runs = [(source, rows) for source in _SOURCES for rows in (bucket - 1, bucket, bucket + 1)], []
+    for source, rows in plan:
+        with open_pair(model, drafter, bucket, recorder, source) as pair:
+            runs.append({"source": source, "rows": rows, **compare(pair, prompts, rows, steps // len(plan), clock)})
+    skipped = [{"what": f"{run['source']}, B = {run['rows']}", "why": run["skipped"]} for run in runs if run["skipped"]]
     return {"bucket": bucket, "runs": runs, "passed": all(run["fault"] is None for run in runs), "skipped": skipped}
 
 
 @contextmanager
-def open_pair(model: PreTrainedModel, drafter: Drafter, bucket: int, recorder: Recorder) -> Iterator[Pair]:
+def open_pair(model: PreTrainedModel, drafter: Drafter, bucket: int, recorder: Recorder, source: str) -> Iterator[Pair]:
     """Gives two engines with recorded steps of `bucket` and twice as many requests, at all budgets.
 
-    Budgets are chosen by made-up costs, which do not follow the clock, so both choose alike.
+    Budgets are chosen by made-up costs, which do not follow the clock, so both choose alike; `source` says by whose
+    drafts, as `DCutConfig.cuda_graph_budget` does.
     """
     slots, depth = 2 * bucket, drafter.draft_tokens
-    config = DCutConfig(cost_table=made_up_costs(slots, depth), deterministic=True, cuda_graphs=False)
+    costs = made_up_costs(slots, depth)
+    config = DCutConfig(cost_table=costs, deterministic=True, cuda_graphs=False, cuda_graph_budget=source)
     shapes = [
         (b, t)
         for b in (bucket, slots)
@@ -142,7 +150,7 @@ def open_pair(model: PreTrainedModel, drafter: Drafter, bucket: int, recorder: R
             opened = open_engine(model, drafter, config, *sizes, stats=Stats(records=[]))
             engine = stack.enter_context(opened)
             step = FixedStep(engine.target, engine.cache, engine.drafting.drafter, depth)
-            engine.replaying.graphs = Graphs(step, shapes, recording)
+            engine.replaying.graphs = Graphs(step, shapes, recording, choices_of(config, depth))
             engines.append(engine)
         graphed, eager = engines
         yield Pair(graphed, eager, counted)

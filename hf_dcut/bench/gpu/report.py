@@ -126,9 +126,10 @@ def _selection(result: Result) -> Iterator[str]:
 
 
 def _graphs(result: Result) -> Iterator[str]:
-    rows = [[*(str(run[k]) for k in ("rows", "steps", "replayed")), run["fault"] or "equal"] for run in result["runs"]]
+    keys = ("source", "rows", "steps", "replayed")
+    rows = [[*(str(run[key]) for key in keys), run["fault"] or "equal"] for run in result["runs"]]
     yield f"## Graphs against eager steps\n\nBucket: {result['bucket']}.\n\n" + markdown(
-        ["B", "steps", "replayed", "found"], rows
+        ["budget from", "B", "steps", "replayed", "found"], rows
     )
 
 
@@ -140,7 +141,21 @@ def _speed(result: Result) -> Iterator[str]:
 
 
 def _compiled(result: Result) -> Iterator[str]:
-    yield "## Tokens per second, static cache and compiled forward\n\n" + _rates(result["entries"])
+    yield "## Tokens per second, compiled\n\n" + _rates(result["entries"])
+
+
+def _conditional(result: Result) -> Iterator[str]:
+    rows = [
+        [
+            str(entry["T"]),
+            "equal" if entry["same"] else "DIFFERENT",
+            *(_ms(entry[way], 3) for way in ("one_graph", "two_graphs_and_a_read")),
+        ]
+        for entry in result["entries"]
+    ]
+    yield f"## One graph with a branch for each budget\n\nB = {result['B']}.\n\n" + markdown(
+        ["T", "logits", "one graph, ms", "two and a read, ms"], rows
+    )
 
 
 def _rates(entries: Sequence[Result]) -> str:
@@ -201,4 +216,5 @@ _SHOWN: dict[str, Callable[[Result], Iterator[str]]] = {
     "speed": _speed,
     "times": _times,
     "compiled": _compiled,
+    "conditional": _conditional,
 }

@@ -29,7 +29,10 @@ from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 
 SYNTHETIC = "synthetic: drafts of an oracle, at the price of an untrained DFlash drafter"
-_BUDGETS = ("1.0", "0.25", "0.5", "auto")
+# What stands behind a rule in the name of a method: options of `DCutConfig`.
+_OPTIONS: dict[str, dict[str, Any]] = {"": {}, "read": {"cuda_graph_budget": "read"}, "compiled": {"compile": True}}
+_BUDGETS = ("1.0", "0.25", "0.5", "auto", "auto, read")
+_COMPILED = ("auto, compiled", "plain, compiled")
 # Whose tokens per second the paper tells, by concurrency.
 _DATA = ("gsm8k", "mt-bench", "humaneval")
 _MODEL, _METHOD, _DEPTH = "Qwen3 8B", "DFlash (16)", 15
@@ -64,13 +67,14 @@ def speed(rig: Rig, clock: Clock) -> dict[str, Any]:
 
 
 def compiled(rig: Rig, clock: Clock) -> dict[str, Any]:
-    """Returns the same of plain `generate` with a static cache and a compiled forward: a part of its own.
+    """Returns the same with compiled norms and MLPs, and of plain `generate` with static cache and compiled forward.
 
-    Compiling a large model takes about a minute and cannot be interrupted.
+    A part of its own: compiling a large model takes about a minute and cannot be interrupted.
     """
     if rig.device.type != "cuda":
         return {"state": "not available", "reason": "compiled on CUDA devices only"}
-    plan = [(batch, peers.COMPILED) for batch in rig.sizes.speed_batches]
+    plan = [(rig.sizes.speed_batches[0], method) for method in _COMPILED]
+    plan += [(batch, peers.COMPILED) for batch in rig.sizes.speed_batches]
     return _measured(rig, clock, plan, rig.sizes.compile_seconds)
 
 
@@ -109,11 +113,13 @@ def _ours(rig: Rig, method: str, prompts: Prompts) -> Iterator[Round]:
     """Yields what one engine does, for each data set whose acceptance the oracle takes on."""
     longest, depth = rig.sizes.prompt + rig.sizes.new_tokens, rig.sizes.block - 1
     drafter, oracle = rig.oracle_drafter(rig.model, rig.drafter, longest)
-    proposer, batch = None if method == PLAIN else drafter, len(prompts)
-    config = DCutConfig(budget=rule_of(method)[0], cost_table="off", cuda_graph_batch_sizes=(batch,))
+    (rule, _, option), batch = method.partition(", "), len(prompts)
+    proposer = None if rule == PLAIN else drafter
+    options = {"cost_table": "off", "cuda_graph_batch_sizes": (batch,), **_OPTIONS[option]}
+    config = DCutConfig(budget=rule_of(rule)[0], **options)
     with open_engine(rig.model, proposer, config, batch, rig.sizes.prompt, longest, batch_sizes=[batch]) as engine:
         _generate(engine, prompts, _WARM_UP)
-        for data in (None,) if method == PLAIN else _DATA:
+        for data in (None,) if rule == PLAIN else _DATA:
             if data is not None:
                 profile = profile_for(tokens_a_step(data, depth), depth)
                 oracle.profile.copy_(torch.tensor(profile))

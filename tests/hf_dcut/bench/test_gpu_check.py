@@ -42,7 +42,9 @@ def test_every_part_passes_or_says_why_not(found: dict[str, Any]) -> None:
     assert (found["passed"], found["commit"], found["tiny"]) == (True, "abc1234", True)
     assert tuple(found["parts"]) == NAMES
     states = {name: part["state"] for name, part in found["parts"].items()}
-    missing = {"graphs": "CUDA graphs need a CUDA device", "compiled": "compiled on CUDA devices only"} if CPU else {}
+    on_gpu = {"compiled": "compiled on CUDA devices only"}
+    on_gpu |= dict.fromkeys(("graphs", "conditional"), "CUDA graphs need a CUDA device")
+    missing = {name: on_gpu[name] for name in NAMES if name in on_gpu} if CPU else {}
     assert {name: found["parts"][name]["reason"] for name, state in states.items() if state != "done"} == missing
     assert found["skipped"] == [{"what": name, "why": why} for name, why in missing.items()]
 
@@ -93,7 +95,9 @@ def test_costs_stand_beside_their_floors(found: dict[str, Any]) -> None:
 def test_speeds_are_labelled_synthetic(found: dict[str, Any]) -> None:
     entries = found["parts"]["speed"]["entries"]
     drafted = {(e["method"], e["data"]) for e in entries if e["data"]}
-    assert drafted == {(m, d) for m in ("1.0", "0.25", "0.5", "auto") for d in ("gsm8k", "mt-bench", "humaneval")}
+    assert drafted == {
+        (m, d) for m in ("1.0", "0.25", "0.5", "auto", "auto, read") for d in ("gsm8k", "mt-bench", "humaneval")
+    }
     assert {e["method"] for e in entries if not e["data"]} == {"generate", "plain"}
     assert all(e["synthetic"] == bool(e["data"]) and e["right"] == e["answers"] == 2 for e in entries)
     assert found["parts"]["speed"]["note"].startswith("synthetic")
