@@ -12,7 +12,7 @@ from hf_dcut.config import DCutConfig
 from hf_dcut.drafters import AutoDrafter, is_drafter
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.best_of import BestOf
-from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.drafters.prompt_lookup import LONGEST_MATCH, PromptLookupDrafter
 from hf_dcut.padded import DCutOutput, output_of
 from hf_dcut.preparing import Preparing
 from hf_dcut.ranks import settings
@@ -91,7 +91,7 @@ def drafter_for(assistant: object, generation_config: GenerationConfig, config: 
         return None
     lookup, longest = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
     if lookup is not None:
-        by_lookup = PromptLookupDrafter(lookup, longest or 2)
+        by_lookup = PromptLookupDrafter(lookup, longest or LONGEST_MATCH)
         return by_lookup if assistant is None else BestOf([assistant, by_lookup])
     if assistant is None:
         raise ValueError(
