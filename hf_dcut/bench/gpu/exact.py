@@ -24,6 +24,8 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.oracle import OracleDrafter
 
 _SHORTEST, _LONGEST = 3, 20
+# The best budget for the step's own drafts, which a recorded step tells the host.
+_READ = "auto, read"
 
 
 def exact(rig: Rig, clock: Clock) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def exact(rig: Rig, clock: Clock) -> dict[str, Any]:
         _, plain, _ = peers.run(peers.GENERATE, model, prompts, options)
         close[str(dtype)] = _close(model, prompts, plain)
         for name, drafter in _drafters(rig, model, prompts, plain):
-            for budget in ("none", *BUDGETS):
+            for budget in ("none", *BUDGETS, _READ):
                 what = {"dtype": str(dtype), "drafter": name, "budget": budget}
                 if (why := clock.late()) is not None:
                     skipped.append({"what": " ".join(what.values()), "why": why})
@@ -62,9 +64,11 @@ def _compare(
 ) -> dict[str, Any]:
     """Returns how the answers under a budget compare with the plain ones."""
     batch = peers.padded(prompts, model.device)
-    share = budget if budget in ("none", "auto") else float(budget)
+    share = "auto" if budget == _READ else budget if budget in ("none", "auto") else float(budget)
     costs, sizes = made_up_costs(len(prompts), drafter.draft_tokens), (len(prompts),)
-    config = DCutConfig(budget=share, cost_table=costs, deterministic=True, cuda_graph_batch_sizes=sizes)
+    source = "read" if budget == _READ else "last"
+    settings = {"cost_table": costs, "cuda_graph_batch_sizes": sizes, "cuda_graph_budget": source}
+    config = DCutConfig(budget=share, deterministic=True, **settings)
     options = {"max_new_tokens": len(plain[0]), "do_sample": False, "return_dict_in_generate": True}
     out = model.generate(**batch, **options, assistant_model=drafter, dcut=config)
     ours = out.sequences[:, batch["input_ids"].shape[1] :].tolist()

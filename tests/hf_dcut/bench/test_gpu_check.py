@@ -73,7 +73,7 @@ def test_kernels_are_checked_and_timed(found: dict[str, Any]) -> None:
 def test_answers_are_compared_in_both_dtypes(found: dict[str, Any]) -> None:
     part = found["parts"]["exact"]
     cases = {(e["dtype"], e["drafter"], e["budget"]) for e in part["entries"]}
-    assert len(cases) == len(part["entries"]) == 2 * 2 * 6
+    assert len(cases) == len(part["entries"]) == 2 * 2 * 7
     assert all(e["equal"] + e["ties"] == 4 and e["mismatches"] == 0 for e in part["entries"])
     assert all(e["equal"] == 4 for e in part["entries"] if e["dtype"] == "torch.float32")
     assert all(share < 0.5 for share in part["close_tokens"].values()), "else hardly any difference would show"
