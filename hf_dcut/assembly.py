@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -29,6 +30,7 @@ from hf_dcut.kernels import attention_path
 from hf_dcut.lengths import check_length
 from hf_dcut.memory import check_memory, fitting_slots
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
+from hf_dcut.skipping import keep_balance, last_balance
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target
 
@@ -82,14 +84,18 @@ def open_engine(
         stats = stats or Stats()
         at_once = sorted({*powers_of_two(slots), slots})
         graphs = open_graphs(config, FixedStep(target, cache, bound, depth), at_once, slots, longest - prompt)
-        costs = None
+        costs, balance = None, 0.0
         if drafter is not None and bound is not None and config.budget == "auto":
             costs = _costs(config, depth, target, drafter, graphs)
             if batch_sizes is None:
                 # A table that was handed over is taken as it is.
                 batch_sizes = () if costs is config.cost_table else powers_of_two(slots)
             stats.profile_seconds = _measure(costs, target, cache, bound, config, batch_sizes, longest, graphs)
-        yield Engine(target, cache, bound, depth, config, costs, stats, graphs, target.ranks)
+            balance = 0.0 if config.deterministic else target.ranks.share(partial(last_balance, model, drafter))
+        engine = Engine(target, cache, bound, depth, config, costs, stats, graphs, target.ranks, balance)
+        yield engine
+        if drafter is not None and engine.skip is not None and not config.deterministic:
+            keep_balance(model, drafter, engine.skip.balance)
 
 
 def warmup(

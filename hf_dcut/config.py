@@ -30,7 +30,8 @@ class DCutConfig:
         draft_tokens: keep only the first so many drafts of the drafter's block; None keeps all.
         cost_table: where the measured seconds of a step are kept: "auto" for a file in the Hugging Face cache, a path,
             "off" to measure for this call alone, or a `CostTable` from `hf_dcut.warmup`.
-        deterministic: True takes the cost table as it is; False lets it follow the steps it sees.
+        deterministic: True takes the cost table as it is, and forgets what drafting gained in the last call; False lets
+            both follow the steps they see.
         max_prefill_tokens: prompt tokens read in one step at most; longer prompts are read in chunks.
         max_cache_bytes: what the slot caches may take; None allows what the device has free.
         cuda_graphs: True records steps as CUDA graphs before the first one, or raises where that cannot be; "auto" does

@@ -53,6 +53,7 @@ class Engine:
         stats: where steps are counted.
         graphs: recorded steps; None where all run eagerly.
         ranks: the processes that hold the target; this one alone when None.
+        balance: what drafting has gained so far, as in `SkipRule`.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class Engine:
         stats: Stats,
         graphs: Graphs | None = None,
         ranks: Ranks | None = None,
+        balance: float = 0.0,
     ):
         self.target, self.cache, self.depth = target, cache, depth
         self.config, self.costs, self.stats = config, costs, stats
         self.replaying, self.ranks = Replaying(graphs, costs, depth), ranks or Ranks()
         self.drafting = Drafting(drafter, depth, config, target.vocabulary, self.ranks.agree, self.ranks.size > 1)
         self.roster, self.reading = Roster(cache.slots), config.max_prefill_tokens
-        self.skip, self.calibration = SkipRule(costs) if costs else None, Calibration()
+        self.skip, self.calibration = SkipRule(costs, balance) if costs else None, Calibration()
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yields the requests as they finish. Their seeds are the first process's."""

@@ -37,6 +37,7 @@ from transformers import (  # noqa: E402 (see above)
     Qwen3NextConfig,
 )
 
+from hf_dcut import skipping  # noqa: E402
 from hf_dcut.drafters.base import BoundDrafter, Drafter  # noqa: E402
 from hf_dcut.types import Batch, Committed, Drafts  # noqa: E402
 
@@ -309,6 +310,12 @@ def poisoned_memory() -> Iterator[None]:
 def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets no test depend on what else the machine does: measured costs are kept however much they vary."""
     monkeypatch.setattr("hf_dcut.cost_table.STEADY", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def forgotten_calls() -> None:
+    """Lets no test begin with what drafting gained in another."""
+    skipping.forget()
 
 
 class _Deprecations(logging.Handler):

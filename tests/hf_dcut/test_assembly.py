@@ -64,6 +64,25 @@ def test_the_table_can_be_handed_over(tiny_llama: Builder, monkeypatch: pytest.M
     assert (output.stats.profile_seconds, output.stats.new_tokens) == (0.0, 6)
 
 
+def test_a_call_begins_where_the_last_one_ended(tiny_llama: Builder) -> None:
+    model, other = tiny_llama(), PromptLookupDrafter(2)
+
+    def balance(drafter: PromptLookupDrafter, ends: float, **options: Any) -> float:
+        """Returns what a call begins with, and lets it end with another balance."""
+        with open_engine(model, drafter, DCutConfig(cost_table="off", **options), 1, 5, 11) as engine:
+            assert engine.skip is not None
+            begins, engine.skip.balance = engine.skip.balance, ends
+            return begins
+
+    assert balance(DRAFTER, 1.5) == 0.0
+    assert balance(other, -0.5) == 0.0
+    assert balance(DRAFTER, 0.25, deterministic=True) == 0.0
+    assert balance(PromptLookupDrafter(3), 1.0) == 1.5
+    assert balance(other, 0.0) == -0.5
+    model = tiny_llama()
+    assert balance(DRAFTER, 0.0) == 0.0
+
+
 def test_only_what_is_missing_is_measured(tiny_llama: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, asked = {"cost_table": tmp_path / "costs.json"}, []
     warmup(tiny_llama(), DRAFTER, [1], config, max_length=64)

@@ -90,6 +90,31 @@ def test_a_large_batch_is_evidence_enough_at_once() -> None:
     assert run(64, 2, lambda step: 1) == [True, False]
 
 
+def test_a_drafter_that_has_served_well_may_be_unlucky() -> None:
+    """Three steps without a token in a row, at twice the cost of a plain one: at first they are too many."""
+    costs = CostTable.from_rows({1: {0: PLAIN, 1: 2.0, 4: 2.0}}, D)
+    new, known = SkipRule(costs), SkipRule(costs, balance=2.0)
+    for rule in (new, known):
+        for _ in range(3):
+            rule.observe(1, 4, 1, kv_length=64)
+    assert not new.drafts_next()
+    assert known.drafts_next()
+
+
+def test_a_drafter_that_never_pays_gets_one_step_a_call() -> None:
+    costs = CostTable.from_rows({1: {0: PLAIN, 1: 2.0, 4: 2.0}}, D)
+    balance, drafted = 0.0, []
+    for _ in range(4):
+        rule = SkipRule(costs, balance)
+        drafted.append(0)
+        for _ in range(30):
+            if rule.drafts_next():
+                drafted[-1] += 1
+                rule.observe(1, 4, 1, kv_length=64)
+        balance = rule.balance
+    assert drafted == [2, 1, 1, 1]
+
+
 def test_drafting_resumes_when_it_pays_again() -> None:
     drafted = run(64, 400, lambda step: 1 if step < 100 else 4)
     assert all(drafted[150:]), "a probe finds out"
