@@ -11,8 +11,9 @@ A call begins where the last one of the same model and drafter ended, in this pr
 that has served well stops nothing, and one that never pays is not given its credit call after call.
 
 So at any time, by the cost table, drafting has lost at most the credit, what earlier calls earned, 3 % of the plain
-steps, and the last loss. The rule looks at the table and at counts, not at a clock: processes that hold one model decide alike. A token counts the
-same whoever gets it, so the rule does not see that a batch which is not refilled ends with its slowest request.
+steps, and the last loss. The rule looks at the table and at counts, not at a clock: processes that hold one model decide
+alike. A token counts the same whoever gets it, so the rule does not see that a batch which is not refilled ends with its
+slowest request.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class SkipRule:
 
 
 def last_balance(model: PreTrainedModel, drafter: Drafter) -> float:
-    """Returns the balance, in credits, with which the last call of this model and such a drafter ended; 0 before one."""
+    """Returns the balance, in credits, with which the last call of this model and such a drafter ended; else 0."""
     return _ended.get(model, {}).get(_kind(drafter), 0.0)
 
 
