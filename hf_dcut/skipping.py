@@ -11,9 +11,9 @@ A call begins where the last one of the same model and drafter ended, in this pr
 that has served well stops nothing, and one that never pays is not given its credit call after call.
 
 So at any time, by the cost table, drafting has lost at most the credit, what earlier calls earned, 3 % of the plain
-steps, and the last loss. The rule looks at the table and at counts, not at a clock: processes that hold one model decide
-alike. A token counts the same whoever gets it, so the rule does not see that a batch which is not refilled ends with its
-slowest request.
+steps, and the last loss. The rule looks at the table and at counts, not at a clock: processes that hold one model
+decide alike. A token counts the same whoever gets it, so the rule does not see that a batch which is not refilled ends
+with its slowest request.
 """
 
 from __future__ import annotations
