@@ -67,8 +67,13 @@ def _compare(
     share = "auto" if budget == _READ else budget if budget in ("none", "auto") else float(budget)
     costs, sizes = made_up_costs(len(prompts), drafter.draft_tokens), (len(prompts),)
     source = "read" if budget == _READ else "last"
-    settings = {"cost_table": costs, "cuda_graph_batch_sizes": sizes, "cuda_graph_budget": source}
-    config = DCutConfig(budget=share, deterministic=True, **settings)
+    config = DCutConfig(
+        budget=share,
+        cost_table=costs,
+        deterministic=True,
+        cuda_graph_batch_sizes=sizes,
+        cuda_graph_budget=source,
+    )
     options = {"max_new_tokens": len(plain[0]), "do_sample": False, "return_dict_in_generate": True}
     out = model.generate(**batch, **options, assistant_model=drafter, dcut=config)
     ours = out.sequences[:, batch["input_ids"].shape[1] :].tolist()
