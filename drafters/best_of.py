@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_dcut.drafters.base import BoundDrafter, Drafter
+from hf_dcut.kernels import survivals
 from hf_dcut.types import Batch, Committed, Drafts
 from hf_dcut.wording import counted
 
@@ -117,7 +118,7 @@ class BoundBestOf(BoundDrafter):
 def promise(drafts: Drafts) -> Tensor:
     """Returns how many tokens each request's drafts are expected to bring, float32 [B]: the sum of their survivals."""
     place = torch.arange(drafts.token.shape[1], device=drafts.token.device)
-    return drafts.confidence.cumprod(1).masked_fill(place >= drafts.count[:, None], 0.0).sum(1)
+    return survivals(drafts.confidence, place < drafts.count[:, None]).sum(1)
 
 
 def _widened(values: Tensor, depth: int) -> Tensor:

@@ -117,24 +117,19 @@ class _Run:
     def _regenerate(self, prompts: Sequence[Prompt]) -> list[Answer]:
         """Returns the target's answers, each process making its share, until a part of the time budget is over."""
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        own = AnswerFile(self.work / f"answers-{rank}.jsonl")
+        own, plan = AnswerFile(self.work / f"answers-{rank}.jsonl"), self.plan
         limit = None if self.plan.time_budget is None else self.plan.time_budget * _ANSWERS_SHARE
         share = prompts[rank::ranks]
         with self._bar(len(share), "answers", "answer") as bar:
             bar.update(len(own.in_order(share)))
             if not self._late(limit):
-                for _ in own.complete(self.model, share, *self._limits):
+                for _ in own.complete(self.model, share, plan.max_new_tokens, plan.slots, plan.keep_loops):
                     bar.update()
                     if self._late(limit):
                         break
         self.accelerator.wait_for_everyone()
         files = [AnswerFile(self.work / f"answers-{r}.jsonl") for r in range(ranks)]
         return [answer for r, file in enumerate(files) for answer in file.in_order(prompts[r::ranks])]
-
-    @property
-    def _limits(self) -> tuple[int, int, bool]:
-        """Of answers: their length, how many at once, and whether they go on in loops."""
-        return self.plan.max_new_tokens, self.plan.slots, self.plan.keep_loops
 
     def _late(self, limit: float | None) -> bool:
         return limit is not None and time.monotonic() - self.begin > limit

@@ -141,16 +141,21 @@ def test_prompt_lookup_is_a_drafter_too(model: PreTrainedModel, inputs: Inputs, 
     assert torch.equal(output.sequences, expected)
 
 
+def asking(model: PreTrainedModel, place: str, lookup: dict[str, int]) -> dict[str, Any]:
+    """Returns options that ask for prompt lookup in the call or its config; else the model's own config asks for it."""
+    if place == "config":
+        return {"generation_config": GenerationConfig(**NAMED, **lookup)}
+    if place == "model":
+        model.generation_config.update(**lookup)
+        return {**NAMED}
+    return {**NAMED, **lookup}
+
+
 @pytest.mark.parametrize("place", ["call", "config", "model"])
 def test_prompt_lookup_is_asked_for_anywhere(model: PreTrainedModel, inputs: Inputs, place: str) -> None:
-    lookup, options = {"prompt_lookup_num_tokens": 3}, {**NAMED}
+    lookup = {"prompt_lookup_num_tokens": 3}
     expected = model.generate(**inputs, **GREEDY)
-    if place == "call":
-        options |= lookup
-    elif place == "config":
-        options = {"generation_config": GenerationConfig(**NAMED, **lookup)}
-    else:
-        model.generation_config.update(**lookup)
+    options = asking(model, place, lookup)
     output = model.generate(**inputs, **options, dcut=1.0)
     assert output.stats.drafted > 0
     assert torch.equal(output.sequences, expected)
@@ -169,14 +174,9 @@ def test_prompt_lookup_joins_the_assistant(
         return original(target, drafter, *given, **named)
 
     monkeypatch.setattr(decoding, "open_engine", seen)
-    lookup, options = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}, {**NAMED}
+    lookup = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}
     expected = model.generate(**inputs, **GREEDY)
-    if place == "call":
-        options |= lookup
-    elif place == "config":
-        options = {"generation_config": GenerationConfig(**NAMED, **lookup)}
-    else:
-        model.generation_config.update(**lookup)
+    options = asking(model, place, lookup)
     for dcut in (1.0, "none"):
         output = model.generate(**inputs, **options, assistant_model=DRAFTER, dcut=dcut)
         assert torch.equal(output.sequences, expected)
