@@ -17,7 +17,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +126,20 @@ class CostTable:
         """
         clock = clock or time.perf_counter
         begin = clock()
-        bar = tqdm(missing.items(), desc="hf-dcut: measuring step costs", unit="batch size", disable=None, leave=False)
-        for requests, totals in bar:
-            times = _steadiest(totals, partial(step, requests), clock)
-            row = self.seconds.setdefault(kv_length, {}).setdefault(requests, {})
-            for total, values in times.items():
-                row[total] = statistics.median(values)
-                self.unsteady.pop((kv_length, requests, total), None)
-                if spread(values) > STEADY:
-                    self.unsteady[kv_length, requests, total] = os.getpid()
-        self._tell_unsteady({(kv_length, b, t) for b, totals in missing.items() for t in totals})
+        steps = [(requests, total) for requests, totals in missing.items() for total in totals]
+        with tqdm(desc="hf-dcut: measuring step costs", unit="step", disable=None, leave=False) as bar:
+
+            def counted(requests: int, total: int) -> None:
+                step(requests, total)
+                bar.update()
+
+            times = _steadiest(steps, counted, clock)
+        for (requests, total), values in times.items():
+            self.seconds.setdefault(kv_length, {}).setdefault(requests, {})[total] = statistics.median(values)
+            self.unsteady.pop((kv_length, requests, total), None)
+            if spread(values) > STEADY:
+                self.unsteady[kv_length, requests, total] = os.getpid()
+        self._tell_unsteady({(kv_length, *entry) for entry in steps})
         return clock() - begin
 
     def _tell_unsteady(self, measured: set[tuple[int, int, int]]) -> None:
@@ -212,26 +215,28 @@ def spread(values: Sequence[float]) -> float:
 
 
 def _steadiest(
-    totals: Sequence[int], step: Callable[[int], None], clock: Callable[[], float]
-) -> dict[int, list[float]]:
-    """Returns the seconds of each T's repeats; where they vary much, those of the steadiest of a few tries."""
-    best = _timed(totals, step, clock)
+    steps: Sequence[tuple[int, int]], step: Callable[[int, int], None], clock: Callable[[], float]
+) -> dict[tuple[int, int], list[float]]:
+    """Returns the seconds of each (B, T)'s repeats; where they vary much, those of the steadiest of a few tries."""
+    best = _timed(steps, step, clock)
     for _ in range(_RETRIES):
-        unsteady = [total for total in totals if spread(best[total]) > STEADY]
+        unsteady = [entry for entry, values in best.items() if spread(values) > STEADY]
         again = _timed(unsteady, step, clock)
-        best |= {total: min(best[total], again[total], key=spread) for total in unsteady}
+        best |= {entry: min(best[entry], again[entry], key=spread) for entry in unsteady}
     return best
 
 
-def _timed(totals: Sequence[int], step: Callable[[int], None], clock: Callable[[], float]) -> dict[int, list[float]]:
-    """Returns the seconds of each T's repeats, interleaved, so that a slow moment of the machine hits all alike."""
-    times: dict[int, list[float]] = {total: [] for total in totals}
+def _timed(
+    steps: Sequence[tuple[int, int]], step: Callable[[int, int], None], clock: Callable[[], float]
+) -> dict[tuple[int, int], list[float]]:
+    """Returns the seconds of each (B, T)'s repeats, in turns, so that a slow moment of the machine hits all alike."""
+    times: dict[tuple[int, int], list[float]] = {entry: [] for entry in steps}
     for repeat in range(WARM_UP + REPEATS):
-        for total in totals:
+        for entry in steps:
             start = clock()
-            step(total)
+            step(*entry)
             if repeat >= WARM_UP:
-                times[total].append(clock() - start)
+                times[entry].append(clock() - start)
     return times
 
 

@@ -281,7 +281,8 @@ class Engine:
         if not chunks and not self.config.deterministic:
             self.costs.observe(rows, total if chosen else 0, self.ranks.number(seconds["total"]), kv_length)
         if chosen and self.skip:
-            self.skip.observe(rows, total, sum(committed.added[:rows]), kv_length)
+            added = committed.added[:rows]
+            self.skip.observe(added, total, kv_length, self.roster.nearer(decoding, added))
             self.calibration.observe(chosen.promised, sum(committed.accepted[:rows]))
 
 

@@ -141,9 +141,14 @@ class Request:
         return len(self.prompt) + self.max_new_tokens
 
     @property
+    def left(self) -> int:
+        """Tokens that it can still get."""
+        return self.max_new_tokens - len(self.tokens)
+
+    @property
     def room(self) -> int:
         """Drafts that could still be committed: a step commits its drafts and one token more."""
-        return self.max_new_tokens - len(self.tokens) - 1
+        return self.left - 1
 
     def text(self, device: torch.device, ahead: Sequence[int] = ()) -> Tensor:
         """Returns what processors and criteria of plain `generate` would see: padding, prompt, tokens, int64 [1, n].

@@ -8,6 +8,7 @@ gets at least one token a step, and no step is longer than one of B (D+1) + `lim
 
 from __future__ import annotations
 
+import heapq
 import time
 from bisect import insort
 from collections.abc import Collection, Sequence
@@ -17,6 +18,9 @@ import torch
 from hf_dcut.media import Media, Prompts
 from hf_dcut.packing import Chunk
 from hf_dcut.requests import Request
+
+# Waiting requests for each slot beyond which the end of the last one is not looked for.
+_LONG_QUEUE = 8
 
 
 class Roster:
@@ -78,8 +82,37 @@ class Roster:
             request.slot = -1
         return moves
 
+    def nearer(self, decoding: Sequence[Request], added: Sequence[int]) -> int | None:
+        """Returns by how many plain steps the end of the last request came nearer; None where too many wait to tell.
+
+        Args:
+            decoding: requests of the step, ended ones too.
+            added: tokens that it gave them.
+        """
+        waiting = [request.left for request in self.waiting]
+        if len(waiting) > _LONG_QUEUE * self.slots:
+            return None
+        reading = [request.left for request in self.reading]
+        after = [request.left for request in decoding]
+        before = [left + count for left, count in zip(after, added, strict=True)]
+        return steps_left(before + reading, waiting) - steps_left(after + reading, waiting)
+
     def _last(self, decoding: bool) -> int:
         return max((r.slot for r in self.live if r.decoding == decoding), default=-1)
+
+
+def steps_left(left: Sequence[int], waiting: Sequence[int]) -> int:
+    """Returns how many plain steps it takes until the last request ends, prompts aside.
+
+    Args:
+        left: tokens that each live request can still get.
+        waiting: the same of those who wait, in order; each takes the slot that is free first.
+    """
+    ends = list(left)
+    heapq.heapify(ends)
+    for tokens in waiting:
+        heapq.heapreplace(ends, ends[0] + tokens)
+    return max(ends)
 
 
 def source_of(request: Request, live: Sequence[Request], exact: bool = False) -> Request | None:

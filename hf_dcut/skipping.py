@@ -1,25 +1,27 @@
 """Whether the next step drafts at all: speculation must never be much slower than plain decoding.
 
 Confidences exist only once the draft has been paid for, so this decision rests on history. The rule keeps a balance of
-plain steps: a drafted step adds those that its tokens would have taken, and takes those that would have fitted into its
-seconds. It may go below zero by a credit, since drafts must be seen to be judged: a step and a half, less where many
-requests are a good sample in few steps. A loss beyond the credit is paid for by a pause instead: so many plain steps
-that it is 3 % of them, and at least twice as many as last time, up to 32. Then a drafted step shows whether it pays
-again.
+plain steps: a drafted step adds those that it has saved, and takes those that would have fitted into its seconds. It
+may go below zero by a credit, since drafts must be seen to be judged: a step and a half, less where many requests are a
+good sample in few steps. A loss beyond the credit is paid for by a pause instead: so many plain steps that it is 3 % of
+them, and at least twice as many as last time, up to 32. Then a drafted step shows whether it pays again.
 
 A call begins where the last one of the same model and drafter ended, in this process: one unlucky step of a drafter
 that has served well stops nothing, and one that never pays is not given its credit call after call.
 
+What a step saves depends on who ends last. A plain step of B requests takes f + r B seconds. Any token saves its row's
+r, whoever gets it; but f is saved only as often as the end of the last request comes nearer, waiting ones included.
+
 So at any time, by the cost table, drafting has lost at most the credit, what earlier calls earned, 3 % of the plain
 steps, and the last loss. The rule looks at the table and at counts, not at a clock: processes that hold one model
-decide alike. A token counts the same whoever gets it, so the rule does not see that a batch which is not refilled ends
-with its slowest request.
+decide alike.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -64,16 +66,41 @@ class SkipRule:
             return False
         return True
 
-    def observe(self, requests: int, total: int, committed: int, kv_length: int) -> None:
-        """Takes in a drafted step of B requests and T packed tokens that committed so many tokens."""
+    def observe(self, added: Sequence[int], total: int, kv_length: int, nearer: int | None = None) -> None:
+        """Takes in a drafted step.
+
+        Args:
+            added: tokens that each of the B requests got.
+            total: T, packed tokens of the step.
+            kv_length: cells of the longest request.
+            nearer: plain steps by which the last request's end came nearer; None if too many wait to tell.
+        """
+        requests = len(added)
         plain, drafted = self.costs.plain(requests, kv_length), self.costs.drafted(requests, total, kv_length)
         credit = max(_LEAST_CREDIT, min(_CREDIT, _SHARED_CREDIT / requests))
-        gain = committed / requests - drafted / plain
+        gain = self.saved(added, kv_length, nearer) - drafted / plain
         if gain < 0 and self.balance + gain / credit < -1:
             self._left = self._pause = max(math.ceil(-gain / _LOSS), min(_LONGEST_PAUSE, 2 * self._pause))
         else:
             self.balance = min(_EARNED, self.balance + gain / credit)
             self._pause = 0
+
+    def saved(self, added: Sequence[int], kv_length: int, nearer: int | None = None) -> float:
+        """Returns how many plain steps of these requests need not be taken any more; a plain step itself saves one.
+
+        Args:
+            added, kv_length, nearer: as in `observe`.
+        """
+        mean = sum(added) / len(added)
+        return mean if nearer is None else mean + self._fixed_share(len(added), kv_length) * (nearer - mean)
+
+    def _fixed_share(self, requests: int, kv_length: int) -> float:
+        """Returns the share f of a plain step's seconds that does not depend on the number of its rows."""
+        if requests == 1:
+            return 1.0
+        one, all_of_them = self.costs.plain(1, kv_length), self.costs.plain(requests, kv_length)
+        row = max(0.0, (all_of_them - one) / (requests - 1))
+        return max(0.0, 1 - row * requests / all_of_them)
 
 
 def last_balance(model: PreTrainedModel, drafter: Drafter) -> float:

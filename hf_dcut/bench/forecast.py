@@ -10,6 +10,7 @@ import torch
 
 from hf_dcut.bench.cell import Cell, Key
 from hf_dcut.bench.journal import Journal
+from hf_dcut.bench.methods import PLAIN
 from hf_dcut.bench.peers import PEERS
 from hf_dcut.bench.policies import BUDGETS
 from hf_dcut.bench.rounds import blocks_of
@@ -71,24 +72,32 @@ class Check:
         key: the cell.
         method: of ours.
         measured, predicted: tokens/s.
+        gain, predicted_gain: the same over our plain decoding; None for that itself, and without it.
     """
 
     key: Key
     method: str
     measured: float
     predicted: float
+    gain: float | None
+    predicted_gain: float | None
 
     @property
     def error(self) -> float:
         """Share that the forecast is off."""
         return self.predicted / self.measured - 1
 
+    @property
+    def gain_error(self) -> float | None:
+        """Share that the forecast of the gain is off, in which a machine that has become slower counts for nothing."""
+        return self.predicted_gain / self.gain - 1 if self.predicted_gain and self.gain else None
+
 
 def check(journal: Journal, fit: Key) -> list[Check]:
     """Returns forecasts for cells with other prompts and another batch size than the one they were fitted on.
 
     Two numbers are fitted, on the one cell: how much slower real steps are than profiled ones, and the seconds of a
-    prompt token. A cell's own batch size is taken out of the cost table before its steps are priced.
+    prompt token.
 
     Args:
         journal: of a run with recorded drafts.
@@ -106,11 +115,15 @@ def check(journal: Journal, fit: Key) -> list[Check]:
     scale, reading = _fitted(journal, cells[fit])
     found = []
     for key in others:
+        speeds = {}
         for method in _ours(cells[key]):
-            steps, prompts = _seconds_per_token(journal, cells[key], method, held_out=True)
-            measured = cells[key].speed(method)
+            steps, prompts = _seconds_per_token(journal, cells[key], method)
+            speeds[method] = 1 / (scale * steps + reading * prompts)
+        for method, speed in speeds.items():
+            measured, gain = cells[key].speed(method), cells[key].ratio(method, PLAIN)
             assert measured is not None
-            found.append(Check(key, method, measured, 1 / (scale * steps + reading * prompts)))
+            over = None if method == PLAIN or gain is None else gain.value
+            found.append(Check(key, method, measured, speed, over, over and speed / speeds[PLAIN]))
     return found
 
 
@@ -122,20 +135,37 @@ def check_table(journal: Journal, fit: str) -> str:
         fit: the cell to fit on, as "gsm8k:8".
     """
     checks = check(journal, _key_of(journal, fit))
-    rows = [[str(c.key), c.method, f"{c.measured:.1f}", f"{c.predicted:.1f}", f"{c.error:+.1%}"] for c in checks]
-    errors = [abs(c.error) for c in checks]
-    inside = sum(error <= WITHIN for error in errors)
-    summary = (
-        f"fitted on {fit}: {inside} of {len(errors)} forecasts within {WITHIN:.0%}, median error "
-        f"{statistics.median(errors):.1%}, largest {max(errors):.1%}"
+    rows = [[str(c.key), c.method, f"{c.measured:.1f}", f"{c.predicted:.1f}", *map(_off, _errors(c))] for c in checks]
+    table = markdown(["cell", "method", "measured", "forecast", "off", "off, over plain"], rows)
+    columns = zip(*map(_errors, checks), strict=True)
+    lines = [_summary([e for e in errors if e is not None]) for errors in columns]
+    return f"{table}\n\nfitted on {fit}, tokens/s: {lines[0]}" + (f"\nover plain: {lines[1]}" if lines[1] else "")
+
+
+def _errors(one: Check) -> tuple[float | None, float | None]:
+    return one.error, one.gain_error
+
+
+def _off(error: float | None) -> str:
+    return "-" if error is None else f"{error:+.1%}"
+
+
+def _summary(errors: Sequence[float]) -> str:
+    """Returns how many forecasts are near enough; nothing without any."""
+    if not errors:
+        return ""
+    sizes = [abs(error) for error in errors]
+    inside = sum(size <= WITHIN for size in sizes)
+    return (
+        f"{inside} of {len(sizes)} forecasts within {WITHIN:.0%}, median error {statistics.median(sizes):.1%}, "
+        f"largest {max(sizes):.1%}"
     )
-    return markdown(["cell", "method", "measured", "forecast", "off"], rows) + "\n\n" + summary
 
 
 def _fitted(journal: Journal, cell: Cell) -> tuple[float, float]:
     """Returns the scale of step seconds and the seconds of a prompt token that fit a cell best, by relative error."""
     methods = _ours(cell)
-    rows = torch.tensor([_seconds_per_token(journal, cell, m, held_out=False) for m in methods], dtype=torch.float64)
+    rows = torch.tensor([_seconds_per_token(journal, cell, m) for m in methods], dtype=torch.float64)
     speed = torch.tensor([cell.speed(m) for m in methods], dtype=torch.float64)
     # Rows are multiplied by the speed, so that every method's right side is 1 and all errors are relative.
     solved = torch.linalg.lstsq(rows * speed[:, None], torch.ones(len(methods), 1, dtype=torch.float64)).solution
@@ -145,13 +175,12 @@ def _fitted(journal: Journal, cell: Cell) -> tuple[float, float]:
     return float(1 / (rows[:, 0] * speed).mean()), 0.0
 
 
-def _seconds_per_token(journal: Journal, cell: Cell, method: str, held_out: bool) -> tuple[float, float]:
+def _seconds_per_token(journal: Journal, cell: Cell, method: str) -> tuple[float, float]:
     """Returns profiled step seconds, and prompt tokens, for each new token of a method in a cell."""
     key = cell.key
-    traces, surface = journal.traces(key.data), journal.surface(key.draft_tokens)
-    assert surface is not None
-    believed = CostTable.from_rows(surface.rows, key.draft_tokens)
-    costs = surface.without(key.batch) if held_out and len(surface.rows) > 2 else surface
+    traces, costs = journal.traces(key.data), journal.surface(key.draft_tokens)
+    assert costs is not None
+    believed = CostTable.from_rows(costs.rows, key.draft_tokens)
     plan = journal.header["plan"]
     count = max(plan["prompts"], key.batch * plan["per_slot"])
     blocks = [traces[block] for block in blocks_of(count, key.batch, plan["per_slot"]) if block.stop <= len(traces)]

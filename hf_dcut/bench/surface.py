@@ -49,10 +49,6 @@ class Surface(CostTable):
         points = [(b, row[0]) for b, row in self._items() if 0 in row]
         return _line(points, requests) if points else math.inf
 
-    def without(self, requests: int) -> Self:
-        """Returns the surface as if this batch size had not been measured."""
-        return type(self)({b: row for b, row in self._items() if b != requests}, self.draft_tokens)
-
     def faster(self, factor: float) -> Self:
         """Returns a hypothetical device with so many times the compute and the same memory bandwidth.
 

@@ -58,11 +58,12 @@ def speed(
         scores = Scores(confidence.cumprod(1), torch.ones(batch, D, dtype=torch.bool))
         chosen = cut(scores, RATIOS, costs.drafted, calibration.belief if adapts else 1.0)
         holds = torch.rand(batch, D, generator=generator) < honesty * confidence
-        accepted = int((holds.cumprod(1).bool() & chosen.keep).sum())
+        accepted_each = (holds.cumprod(1).bool() & chosen.keep).sum(1).tolist()
+        accepted = sum(accepted_each)
         seconds += costs.drafted(batch, chosen.total)
         tokens += accepted
         calibration.observe(chosen.promised, accepted)
-        skip.observe(batch, chosen.total, batch + accepted, kv_length=0)
+        skip.observe([1 + a for a in accepted_each], chosen.total, kv_length=0)
     return tokens / seconds * PLAIN / batch
 
 

@@ -142,6 +142,13 @@ def test_measuring_keeps_the_median_after_the_warm_up(monkeypatch: pytest.Monkey
     assert seconds == clock[0]
 
 
+def test_batch_sizes_are_measured_in_turns_too() -> None:
+    """A table whose rows are of different moments of a machine would compare those."""
+    ran: list[tuple[int, int]] = []
+    open_table("off", D, {}).measure({1: [0, 4], 2: [0]}, 64, lambda *step: ran.append(step))
+    assert ran[:6] == [(1, 0), (1, 4), (2, 0)] * 2
+
+
 # Seconds of an entry's repeats.
 STILL, BUSY = [1.0, 1.1, 1.0, 0.9, 1.0], [1.0, 3.0, 1.0, 5.0, 2.0]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hf_dcut.media import Media, Prompts
 from hf_dcut.requests import Request
-from hf_dcut.scheduling import Roster, chunks_of, common_cells, source_of
+from hf_dcut.scheduling import Roster, chunks_of, common_cells, source_of, steps_left
 
 NONE = torch.zeros(0, 5)  # scores that nobody keeps
 
@@ -68,6 +68,32 @@ def test_those_who_wait_come_first_come_first_served() -> None:
         order += [request.id for request in roster.live if request.finish_reason]
         roster.release([r for r in roster.live if r.finish_reason])
     assert order == [0, 1, 2, 3]
+
+
+def test_those_who_wait_begin_where_a_slot_is_free_first() -> None:
+    assert steps_left([5, 3, 4], []) == 5
+    assert steps_left([5, 3, 4], [6]) == 9, "behind the shortest"
+    assert steps_left([5, 3, 4], [6, 2, 4]) == 9, "6 ends at 9, 2 at 6, 4 behind 5 at 9"
+
+
+def test_the_end_comes_nearer_with_the_request_that_is_last() -> None:
+    roster = Roster(slots=2)
+    for i in range(2):
+        roster.add(Request(id=i, prompt=[0], max_new_tokens=9))
+    roster.admit()
+    read_some(roster, 2)
+    for request, added in zip(roster.live, (1, 4), strict=True):
+        request.append([0] * added, NONE)
+    assert roster.nearer(roster.live, (1, 4)) == 1, "the other one has as much left as before, but for a token"
+    roster.add(Request(id=2, prompt=[0], max_new_tokens=9))
+    assert roster.nearer(roster.live, (1, 4)) == 4, "the third follows the second, and ends last"
+    both, roster.slots = list(roster.live), 3
+    roster.add(Request(id=3, prompt=[0], max_new_tokens=30, priority=1))
+    roster.admit()
+    assert roster.nearer(both, (1, 4)) == 0, "one that still reads has more left than all"
+    for i in range(24):
+        roster.add(Request(id=i + 4, prompt=[0], max_new_tokens=9))
+    assert roster.nearer(both, (1, 4)) is None, "8 a slot and one more"
 
 
 # Reading.

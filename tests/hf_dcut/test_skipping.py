@@ -17,6 +17,7 @@ from hf_dcut.bench.trace import Trace
 from hf_dcut.budget import positions
 from hf_dcut.config import PAPER_RATIOS
 from hf_dcut.cost_table import CostTable
+from hf_dcut.scheduling import steps_left
 from hf_dcut.skipping import SkipRule
 
 D = 3
@@ -35,7 +36,7 @@ def run(batch: int, steps: int, committed: Committed, cost: float = DRAFTED) -> 
     for step in range(steps):
         drafted.append(rule.drafts_next())
         if drafted[-1]:
-            rule.observe(batch, 4 * batch, batch * committed(step), kv_length=64)
+            rule.observe([committed(step)] * batch, 4 * batch, kv_length=64)
     return drafted
 
 
@@ -75,11 +76,47 @@ def test_at_any_time_the_loss_is_within_its_bounds(batch: int, outcomes: list[tu
         rule.costs = CostTable.from_rows({batch: {0: PLAIN, batch: cost}}, D)
         if rule.drafts_next():
             last = cost - (1 + accepted)
-            rule.observe(batch, batch, batch * (1 + accepted), kv_length=0)
+            rule.observe([1 + accepted] * batch, batch, kv_length=0)
             lost += last
         else:
             plain += 1
         assert lost <= min(1.5, max(0.15, 4 / batch)) + 0.03 * plain + max(0.0, last) + 1e-9
+
+
+def rows_of(fixed: float, row: float, batch: int) -> CostTable:
+    """Returns costs by which a plain step of n requests takes fixed + row n."""
+    return CostTable.from_rows({n: {0: fixed + row * n, n: 1.0, n * (D + 1): 1.0} for n in range(1, batch + 1)}, D)
+
+
+@pytest.mark.parametrize(
+    ("added", "nearer", "saved"),
+    [
+        ([1, 1, 1, 1], 1, 1.0),  # as a plain step
+        ([3, 3, 3, 3], 3, 3.0),
+        ([1, 3, 3, 3], 1, 0.5 * 1 + 0.5 * 2.5),  # the batch ends no sooner, with fewer rows
+        ([3, 1, 1, 1], 3, 0.5 * 3 + 0.5 * 1.5),  # the slowest comes nearer to its end
+        ([1, 3, 3, 3], None, 2.5),  # many wait: whoever gets a token makes room for them
+    ],
+)
+def test_what_a_step_saves_depends_on_who_is_last(added: list[int], nearer: int | None, saved: float) -> None:
+    rule = SkipRule(rows_of(fixed=4.0, row=1.0, batch=4))
+    assert rule.saved(added, 0, nearer) == pytest.approx(saved)
+
+
+@given(left=st.lists(st.integers(1, 40), min_size=1, max_size=8), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_steps_save_adds_up_to_the_seconds_of_plain_decoding(left: list[int], data: st.DataObject) -> None:
+    """However the tokens come, no second is counted twice and none is left out."""
+    costs = rows_of(fixed=4.0, row=1.0, batch=len(left))
+    rule = SkipRule(costs)
+    plain = sum(costs.plain(sum(most > step for most in left)) for step in range(max(left)))
+    saved = 0.0
+    while left:
+        added = [min(most, data.draw(st.integers(1, D + 1))) for most in left]
+        after = [most - count for most, count in zip(left, added, strict=True)]
+        saved += rule.saved(added, 0, steps_left(left, []) - steps_left(after, [])) * costs.plain(len(left))
+        left = [most for most in after if most]
+    assert saved == pytest.approx(plain)
 
 
 def test_one_unlucky_step_of_one_request_stops_nothing() -> None:
@@ -96,7 +133,7 @@ def test_a_drafter_that_has_served_well_may_be_unlucky() -> None:
     new, known = SkipRule(costs), SkipRule(costs, balance=2.0)
     for rule in (new, known):
         for _ in range(3):
-            rule.observe(1, 4, 1, kv_length=64)
+            rule.observe([1], 4, kv_length=64)
     assert not new.drafts_next()
     assert known.drafts_next()
 
@@ -110,7 +147,7 @@ def test_a_drafter_that_never_pays_gets_one_step_a_call() -> None:
         for _ in range(30):
             if rule.drafts_next():
                 drafted[-1] += 1
-                rule.observe(1, 4, 1, kv_length=64)
+                rule.observe([1], 4, kv_length=64)
         balance = rule.balance
     assert drafted == [2, 1, 1, 1]
 
@@ -176,6 +213,18 @@ def test_poor_drafts_lose_less_than_five_percent_of_a_short_call(
         for method in seconds:
             seconds[method] += replay(traces, batch, method, costs).seconds
     assert seconds["plain"] >= 0.95 * seconds["auto"]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("waiting", [0, 8])
+def test_good_drafts_of_half_a_batch_do_not_delay_the_other_half(machine: str, waiting: int) -> None:
+    """Few or none take the places of those who are done early: the work ends with those whose drafts are wrong."""
+    costs, plain, auto = CostTable.from_rows(MACHINES[machine](), DEPTH), 0.0, 0.0
+    for seed in range(4):
+        traces = [*made_up((0.8, 0.8, 1.0), 8, 48, seed), *made_up(UNSURE, 8 + waiting, 48, seed)]
+        plain += replay(traces, 16, "plain", costs).seconds
+        auto += replay(traces, 16, "auto", costs).seconds
+    assert plain >= 0.95 * auto
 
 
 @pytest.mark.parametrize("machine", MACHINES)

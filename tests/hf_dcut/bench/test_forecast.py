@@ -1,4 +1,4 @@
-"""Forecasts meet measurements that were made by the same law, at a batch size whose costs they did not see."""
+"""Forecasts meet measurements that were made by the same law, at other prompts and batch sizes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_other_prompts_and_another_batch_size_are_met(journal: Journal) -> None:
     assert {c.method for c in checks} == set(METHODS)
     assert max(abs(c.error) for c in checks) < 1e-6
     table = check_table(journal, "easy:4")
-    assert "fitted on easy:4: 8 of 8 forecasts within 10%, median error 0.0%, largest 0.0%" in table
+    assert "fitted on easy:4, tokens/s: 8 of 8 forecasts within 10%, median error 0.0%, largest 0.0%" in table
+    assert "over plain: 6 of 6 forecasts within 10%, median error 0.0%, largest 0.0%" in table
 
 
 def test_a_forecast_that_is_off_is_told(make_traces: Callable[..., list[Trace]]) -> None:
@@ -75,8 +76,9 @@ def test_a_forecast_that_is_off_is_told(make_traces: Callable[..., list[Trace]])
             for values in line["methods"].values():
                 values["seconds"] *= 1.5
     text = check_table(journal, "a:4")
-    assert "4 of 8 forecasts within 10%" in text
+    assert "tokens/s: 4 of 8 forecasts within 10%" in text
     assert "largest 50.0%" in text
+    assert "over plain: 6 of 6 forecasts within 10%" in text, "a slower machine is no other gain"
 
 
 @pytest.mark.parametrize("fit", ["easy:3", "easy", "none:4"])

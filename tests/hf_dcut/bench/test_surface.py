@@ -17,7 +17,6 @@ def test_interpolates_in_both_directions_and_goes_on_beyond() -> None:
     assert surface.drafted(3, 9) == pytest.approx(4.5)  # three positions a request: 3 at B = 2, 6 at B = 4
     assert surface.drafted(8, 32) == pytest.approx(16.0)
     assert [surface.plain(b) for b in (1, 2, 3, 8)] == [0.5, 1.0, 1.5, 4.0]
-    assert surface.without(2).drafted(2, 4) == 4.0
 
 
 def test_scattered_points_give_no_absurd_seconds() -> None:
