@@ -105,9 +105,13 @@ class PackedAttention:
             ]
         offset = torch.arange(width, device=start.device)
         first, end = start[:-1, None], start[1:, None]
+        self.query_cell = self.packed.cell[first] + offset  # [R, W]
+        alone = not self.pieces and self.packed.decoding == len(self.packed.used)
+        if alone and width * self.packed.decoding == len(self.packed):
+            self.row = self.place = None
+            return
         inside = first + offset < end
         self.row = torch.where(inside, first + offset, first)
-        self.query_cell = self.packed.cell[first] + offset  # [R, W]
         if self.pieces or self.packed.decoding < len(self.packed.used):
             request, place = inside.nonzero(as_tuple=True)
         else:
@@ -194,7 +198,10 @@ class PackedAttention:
         if decoding:
             layout = (self.row, self.place, self._decode_mask(window, rows.dtype))
             keys, values = key[:decoding], value[:decoding]
-            out[self.together] = decode_attention(rows, keys, values, *layout, scaling, softcap, sinks)
+            joined = decode_attention(rows, keys, values, *layout, scaling, softcap, sinks)
+            if self.row is None:
+                return joined
+            out[self.together] = joined
         for index, (first, end, slot, cell) in enumerate(self.pieces):
             own, piece = slice(cell + end - first), slice(first, end)
             states = rows[piece], key[slot, :, own], value[slot, :, own]

@@ -31,8 +31,9 @@ REPEATS = 5
 # Half of an entry's repeats lie within this share of their median, or it is timed again, so often.
 STEADY = 0.25
 _RETRIES = 2
-# How far one observed step may pull its entry, and how far off it may be before it is taken for a hiccup.
-_WEIGHT = 0.1
+# How far one observed step may pull the pace and its entry, and how far off it may be before it is taken for a hiccup.
+_PACE = 0.2
+_WEIGHT = 0.05
 _HICCUP = 2.0
 _FORMAT = 1
 
@@ -55,6 +56,7 @@ class CostTable:
         self.draft_tokens, self.fingerprint, self.path = draft_tokens, fingerprint or {}, path
         self.seconds: dict[int, dict[int, dict[int, float]]] = {}
         self.unsteady: dict[tuple[int, int, int], int] = {}
+        self.pace = 1.0
 
     @classmethod
     def from_rows(cls, rows: dict[int, dict[int, float]], draft_tokens: int) -> CostTable:
@@ -89,10 +91,15 @@ class CostTable:
         return row[0]
 
     def observe(self, requests: int, total: int, seconds: float, kv_length: int = 0) -> None:
-        """Lets a step that took `seconds` pull the entries it was predicted from; total = 0 is the plain step."""
+        """Lets a step that took `seconds` pull the entry it was predicted from; total = 0 is the plain step.
+
+        A machine that is slower for a while is slower at every kind of step, and decisions go by ratios. So what a step
+        is off is first of all taken for the pace of the machine, and only a part of it for its entry's own fault.
+        """
         measured, row = self._row(requests, kv_length)
         predicted = self.drafted(requests, total, kv_length) if total else row[0]
-        off = min(_HICCUP, max(1 / _HICCUP, seconds / predicted))
+        off = min(_HICCUP, max(1 / _HICCUP, seconds / (self.pace * predicted)))
+        self.pace *= 1 + _PACE * (off - 1)
         wanted = total * measured / requests
         nearest = min((t for t in row if bool(t) == bool(total)), key=lambda t: abs(t - wanted))
         row[nearest] *= 1 + _WEIGHT * (off - 1)

@@ -93,14 +93,16 @@ def decode_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    row: Tensor,
-    place: tuple[Tensor, Tensor],
+    row: Tensor | None,
+    place: tuple[Tensor, Tensor] | None,
     mask: Tensor,
     scaling: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Returns the attention output [n, heads, dim] of n packed rows of requests in slots 0 .. R-1.
+
+    Where all requests have equally many rows, neither `row` nor `place` is needed: the packed rows are the padded ones.
 
     Args:
         query: [T, heads, dim], all packed rows.
@@ -110,8 +112,9 @@ def decode_attention(
         mask: [R, 1, W, reach], 0 where a query may look and -inf elsewhere.
         scaling, softcap, sinks: as for `packed_attention`.
     """
-    padded = query[row].transpose(1, 2)
-    return _attend(padded, key, value, mask, scaling, softcap, sinks).transpose(1, 2)[place]
+    padded = query.unflatten(0, (len(key), -1)) if row is None else query[row]
+    out = _attend(padded.transpose(1, 2), key, value, mask, scaling, softcap, sinks).transpose(1, 2)
+    return out.flatten(0, 1) if place is None else out[place]
 
 
 def prefill_attention(
@@ -172,8 +175,10 @@ def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     heads, rows = key.shape[1], query.shape[2]
     group = query.shape[1] // heads
     grouped = query.unflatten(1, (heads, group)).flatten(2, 3)
-    several = [1] * (mask.dim() - 2) + [group, 1]
-    out = F.scaled_dot_product_attention(grouped, key, value, mask.repeat(several), scale=scaling)
+    if rows > 1:
+        # A single row's mask is broadcast.
+        mask = mask.unsqueeze(-3).expand(*mask.shape[:-2], group, *mask.shape[-2:]).flatten(-3, -2)
+    out = F.scaled_dot_product_attention(grouped, key, value, mask, scale=scaling)
     return out.unflatten(2, (group, rows)).flatten(1, 2)
 
 
