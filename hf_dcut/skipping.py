@@ -10,7 +10,8 @@ A call begins where the last one of the same model and drafter ended, in this pr
 that has served well stops nothing, and one that never pays is not given its credit call after call.
 
 What a step saves depends on who ends last. A plain step of B requests takes f + r B seconds. Any token saves its row's
-r, whoever gets it; but f is saved only as often as the end of the last request comes nearer, waiting ones included.
+r, whoever gets it; but f is saved only as often as the end of the last request comes nearer, waiting ones included. Of
+that, three quarters count: who is last by bad luck makes up for some of it.
 
 So at any time, by the cost table, drafting has lost at most the credit, what earlier calls earned, 3 % of the plain
 steps, and the last loss. The rule looks at the table and at counts, not at a clock: processes that hold one model
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _CREDIT, _SHARED_CREDIT, _LEAST_CREDIT = 1.5, 4.0, 0.15
 # Credits that a good time can earn on top: enough for bad luck, little enough to notice that it is over.
 _EARNED = 2.0
+# What counts of the delay by the last request.
+_DELAY = 0.75
 # What a loss may be of the pause that pays for it.
 _LOSS = 0.03
 # Plain steps up to which pauses double.
@@ -92,7 +95,7 @@ class SkipRule:
             added, kv_length, nearer: as in `observe`.
         """
         mean = sum(added) / len(added)
-        return mean if nearer is None else mean + self._fixed_share(len(added), kv_length) * (nearer - mean)
+        return mean if nearer is None else mean + _DELAY * self._fixed_share(len(added), kv_length) * (nearer - mean)
 
     def _fixed_share(self, requests: int, kv_length: int) -> float:
         """Returns the share f of a plain step's seconds that does not depend on the number of its rows."""

@@ -126,15 +126,15 @@ class _Run:
     def _setting(self, key: Key, prompts: Sequence[list[int]]) -> Setting:
         """Returns what the methods of a cell share; its step seconds go into the journal."""
         drafter, width = self.drafter(key.data), max(map(len, prompts))
-        costs = self._costs(drafter, key, width)
+        costs = self._costs(drafter, key)
         if not self.journal.has_costs(key):
-            seconds = costs.seconds[kv_length_for(width + self.plan.max_new_tokens)]
+            seconds = costs.seconds[kv_length_for(self._longest(key.data))]
             line = {"kind": "costs", "cell": key.to_dict(), "draft_tokens": key.draft_tokens}
             self.journal.write({**line, "seconds": {str(b): dict(row) for b, row in seconds.items()}})
         short = None
         if key.draft_tokens < drafter.draft_tokens and any(m.startswith(SHORT) for m in self.plan.methods):
             less = shorter(drafter, key.draft_tokens)
-            short = (less, self._costs(less, key, width))
+            short = (less, self._costs(less, key))
         return Setting(
             self.model,
             drafter,
@@ -148,9 +148,16 @@ class _Run:
             self.assistant,
         )
 
-    def _costs(self, drafter: Drafter, key: Key, width: int) -> CostTable:
+    def _costs(self, drafter: Drafter, key: Key) -> CostTable:
+        """Returns step costs of all the run's batch sizes, measured together: a machine's speed drifts."""
         config = DCutConfig(draft_tokens=key.draft_tokens)
-        return warmup(self.model, drafter, powers_of_two(key.batch), config, width + self.plan.max_new_tokens)
+        sizes = powers_of_two(max(self.plan.batch_sizes))
+        return warmup(self.model, drafter, sizes, config, self._longest(key.data))
+
+    def _longest(self, data: str) -> int:
+        """Returns the tokens of the longest request of a data set."""
+        count = max(map(self.plan.count, self.plan.batch_sizes))
+        return max(map(len, self.prompts[data][:count])) + self.plan.max_new_tokens
 
     def _record(self, data: str) -> None:
         """Records the drafts of a data set's first prompts, unless the journal has them."""

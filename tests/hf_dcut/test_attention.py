@@ -88,12 +88,16 @@ def random_states(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 ROWS = {
     "one request": make_row([(6, 3)]),
     "ragged requests": make_row([(6, 3), (0, 1), (2, 5), (9, 1)]),
+    "requests with equally many rows": make_row([(6, 2), (0, 2), (3, 2)]),
+    "one row each": make_row([(6, 1), (0, 1), (3, 1)]),
     "one prompt": make_row([], [(0, 6)]),
     "prompts of several lengths": make_row([], [(0, 6), (0, 1), (0, 9)]),
     "prompts that begin mid-slot": make_row([], [(4, 5), (0, 2), (7, 1)]),
     "requests and prompts": make_row([(6, 2), (3, 5)], [(0, 4), (5, 6)]),
     # On a CPU the tails of the long ones are attended to apart, lest they set the padding of all.
     "a long request": make_row([(6, 1), (0, 2), (2, 30), (9, 1)], width=31),
+    # Padded to two rows each there are as many as in the packed row, but not the same.
+    "a tail as long as the padding": make_row([*[(3, 1)] * 28, (2, 2), (5, 2), (0, 30)], width=31),
     "long requests and prompts": make_row([(3, 25), (0, 1), (5, 1), (2, 1), (7, 28)], [(0, 4), (5, 6)], width=31),
 }
 
