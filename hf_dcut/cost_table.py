@@ -35,7 +35,7 @@ _RETRIES = 2
 _PACE = 0.2
 _WEIGHT = 0.05
 _HICCUP = 2.0
-_FORMAT = 1
+_FORMAT = 2
 
 
 class CostTable:
@@ -123,7 +123,7 @@ class CostTable:
         step: Callable[[int, int], None],
         clock: Callable[[], float] | None = None,
     ) -> float:
-        """Times the missing entries and keeps their medians; returns the seconds it took.
+        """Times the missing entries and keeps their medians, evened out; returns the seconds it took.
 
         Args:
             missing: {B: [T, ..]}, as `missing` returns it.
@@ -141,11 +141,13 @@ class CostTable:
                 bar.update()
 
             times = _steadiest(steps, counted, clock)
+        rows = self.seconds.setdefault(kv_length, {})
         for (requests, total), values in times.items():
-            self.seconds.setdefault(kv_length, {}).setdefault(requests, {})[total] = statistics.median(values)
+            rows.setdefault(requests, {})[total] = statistics.median(values)
             self.unsteady.pop((kv_length, requests, total), None)
             if spread(values) > STEADY:
                 self.unsteady[kv_length, requests, total] = os.getpid()
+        rows |= {requests: rising(rows[requests]) for requests in missing}
         self._tell_unsteady({(kv_length, *entry) for entry in steps})
         return clock() - begin
 
@@ -213,6 +215,21 @@ class CostTable:
                 values = [f"{cell} {row[t] * 1e3:.2f} ms" for cell, t in zip(cells, sorted(row), strict=True)]
                 lines.append(f"  B = {requests:<3} " + "   ".join(values))
         return "\n".join(lines)
+
+
+def rising(row: dict[int, float]) -> dict[int, float]:
+    """Returns the seconds of a row {T: seconds} that are nearest to it and never fall with T: less for more is noise.
+
+    Neighbours in the wrong order get their mean (pool adjacent violators). A plain step, T = 0, comes first.
+    """
+    pools: list[tuple[float, int]] = []
+    for total in sorted(row):
+        seconds, count = row[total], 1
+        while pools and pools[-1][0] > seconds:
+            before, many = pools.pop()
+            seconds, count = (before * many + seconds * count) / (many + count), many + count
+        pools.append((seconds, count))
+    return dict(zip(sorted(row), (seconds for seconds, count in pools for _ in range(count)), strict=True))
 
 
 def spread(values: Sequence[float]) -> float:

@@ -198,7 +198,8 @@ class Engine:
         batch = batch_of(decoding, self.target.device)
         drafts = self.drafting.propose(batch, decoding) if ratios else None
         watch.lap("draft")
-        reach = min(self.cache.length, max((r.length for r in decoding), default=0) + self.depth + 1)
+        ahead = 1 if drafts is None else self.depth + 1
+        reach = min(self.cache.length, max((r.length for r in decoding), default=0) + ahead)
         packed, chosen = self._select(drafts, batch, ratios or (), reach)
         packed = join(packed, chunks)
         watch.lap("select")

@@ -24,6 +24,8 @@ from hf_dcut.types import Batch, Drafts
 
 # Few enough that calls of many lengths share their entries.
 _KV_LENGTHS = tuple(1 << k for k in range(12))
+# Confidence of the drafts of the least and of the most certain of the made-up requests.
+_CERTAINTY = (0.5, 0.9)
 
 
 def powers_of_two(largest: int) -> list[int]:
@@ -58,7 +60,7 @@ def measure_costs(
         graphs: recorded steps, which are then what is measured.
     """
     depth, ranks = costs.draft_tokens, target.ranks
-    engine = Engine(target, cache, BoundWrapped(drafter, _whole_blocks), depth, config, None, Stats(), graphs, ranks)
+    engine = Engine(target, cache, BoundWrapped(drafter, _mixed_blocks), depth, config, None, Stats(), graphs, ranks)
     engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:
@@ -81,9 +83,13 @@ def measure_costs(
     return seconds
 
 
-def _whole_blocks(drafts: Drafts, batch: Batch) -> Drafts:
-    """Returns the drafts with every place real and equally sure, so that any T can be packed."""
-    return Drafts.chain(drafts.token, torch.ones_like(drafts.token, dtype=torch.float32))
+def _mixed_blocks(drafts: Drafts, batch: Batch) -> Drafts:
+    """Returns the drafts with every place real, so that any T can be packed, and requests from unsure to sure.
+
+    Real rows are ragged, which costs more than as many even ones where attention pads.
+    """
+    sure = torch.linspace(*_CERTAINTY, len(batch), device=drafts.token.device)
+    return Drafts.chain(drafts.token, sure[:, None].expand(drafts.token.shape).contiguous())
 
 
 def _fake_request(slot: int, kv_length: int, depth: int) -> Request:

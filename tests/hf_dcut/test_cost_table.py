@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable, machine_fingerprint, open_table, spread
+from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable, machine_fingerprint, open_table, rising, spread
 
 D = 3
 FINGERPRINT = {"device": "cpu", "target": "tiny"}
@@ -160,6 +160,32 @@ def test_batch_sizes_are_measured_in_turns_too() -> None:
     assert ran[:6] == [(1, 0), (1, 4), (2, 0)] * 2
 
 
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([1.0, 2.0, 2.0, 3.0], [1.0, 2.0, 2.0, 3.0]),
+        ([1.0, 3.0, 2.0, 4.0], [1.0, 2.5, 2.5, 4.0]),
+        ([1.0, 4.0, 3.0, 2.0], [1.0, 3.0, 3.0, 3.0]),
+        ([2.0, 1.0, 1.0, 5.0], [4 / 3, 4 / 3, 4 / 3, 5.0]),  # not even a plain step takes longer than a drafted one
+        ([3.0, 1.0, 4.0, 2.0], [2.0, 2.0, 3.0, 3.0]),
+    ],
+)
+def test_no_step_costs_less_than_one_of_fewer_tokens(row: list[float], expected: list[float]) -> None:
+    totals = [0, 4, 8, 16]
+    assert rising(dict(zip(totals, row, strict=True))) == pytest.approx(dict(zip(totals, expected, strict=True)))
+
+
+def test_measured_rows_are_evened_out() -> None:
+    clock = [0.0]
+
+    def step(requests: int, total: int) -> None:
+        clock[0] += {0: 1.0, 4: 3.0, 8: 2.0}[total]
+
+    table = open_table("off", D, {})
+    table.measure({4: [0, 4, 8]}, 64, step, lambda: clock[0])
+    assert table.seconds == {64: {4: {0: 1.0, 4: 2.5, 8: 2.5}}}
+
+
 # Seconds of an entry's repeats.
 STILL, BUSY = [1.0, 1.1, 1.0, 0.9, 1.0], [1.0, 3.0, 1.0, 5.0, 2.0]
 
@@ -285,7 +311,7 @@ def test_a_folder_in_the_files_place_is_told(tmp_path: Path, caplog: pytest.LogC
 
 
 def damaged() -> dict[str, str]:
-    entry = {"format": 1, "fingerprint": {**FINGERPRINT, "draft_tokens": D}, "draft_tokens": D}
+    entry = {"format": 2, "fingerprint": {**FINGERPRINT, "draft_tokens": D}, "draft_tokens": D}
     return {
         "empty": "",
         "cut off": '{"format": 1, "finge',

@@ -9,14 +9,17 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_dcut.assembly import open_engine
+from hf_dcut.budget import cut
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
-from hf_dcut.profiling import kv_length_for, powers_of_two
+from hf_dcut.profiling import _mixed_blocks, kv_length_for, powers_of_two
 from hf_dcut.requests import Request
+from hf_dcut.scores import score
 from hf_dcut.stats import Stats
+from hf_dcut.types import Batch, Drafts
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,16 @@ def test_every_batch_size_has_quarters_and_the_plain_step(tiny_llama: Callable[.
         assert {kv: {b: sorted(row) for b, row in rows.items()} for kv, rows in engine.costs.seconds.items()} == {
             16: {1: [0, 1, 2, 3, 4], 2: [0, 2, 4, 6, 8], 4: [0, 4, 8, 12, 16]}
         }
+
+
+def test_measured_rows_are_as_ragged_as_real_ones() -> None:
+    zeros, places = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 8)
+    batch = Batch(torch.arange(4), zeros, zeros, zeros + 8, zeros, zeros)
+    drafts = _mixed_blocks(Drafts.chain(places.long(), places), batch)
+    half, whole = (cut(score(drafts, batch), [ratio]).keep.sum(1).tolist() for ratio in (0.5, 1.0))
+    assert half == sorted(half)
+    assert half[0] < 3 < 6 < half[-1]
+    assert whole == [8] * 4, "any number of places can be filled"
 
 
 def test_a_table_that_is_handed_over_is_not_measured(tiny_llama: Callable[..., PreTrainedModel]) -> None:
