@@ -13,9 +13,9 @@ What a step saves depends on who ends last. A plain step of B requests takes f +
 r, whoever gets it; but f is saved only as often as the end of the last request comes nearer, waiting ones included. Of
 that, three quarters count: who is last by bad luck makes up for some of it.
 
-So at any time, by the cost table, drafting has lost at most the credit, what earlier calls earned, 3 % of the plain
-steps, and the last loss. The rule looks at the table and at counts, not at a clock: processes that hold one model
-decide alike.
+So at any time, counted like this by the cost table, drafting has lost at most the credit, what earlier calls earned,
+3 % of the plain steps, and the last loss. The rule looks at the table and at counts, not at a clock: processes that
+hold one model decide alike.
 """
 
 from __future__ import annotations
