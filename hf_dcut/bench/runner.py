@@ -156,8 +156,7 @@ class _Run:
 
     def _longest(self, data: str) -> int:
         """Returns the tokens of the longest request of a data set."""
-        count = max(map(self.plan.count, self.plan.batch_sizes))
-        return max(map(len, self.prompts[data][:count])) + self.plan.max_new_tokens
+        return max(map(len, self.prompts[data])) + self.plan.max_new_tokens
 
     def _record(self, data: str) -> None:
         """Records the drafts of a data set's first prompts, unless the journal has them."""
