@@ -21,18 +21,20 @@ from hf_dcut.adapters import adapters_of, unwrapped
 from hf_dcut.cache import SlotCache
 from hf_dcut.compiling import compiling
 from hf_dcut.config import DCutConfig
-from hf_dcut.cost_table import CostTable, machine_fingerprint, open_table
+from hf_dcut.cost_table import CostTable, open_table
 from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.engine import Engine
 from hf_dcut.fixed_step import FixedStep
 from hf_dcut.graphs import Graphs, open_graphs
 from hf_dcut.kernels import attention_path
 from hf_dcut.lengths import check_length
+from hf_dcut.machine import machine_fingerprint
 from hf_dcut.memory import check_memory, fitting_slots
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
 from hf_dcut.skipping import keep_balance, last_balance
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target
+from hf_dcut.thin import thin_head
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,8 @@ def open_engine(
         drafter.check(model)
     depth = _depth(drafter, config)
     length = longest + (drafter.draft_tokens if drafter else 0)
-    with Target(model, drafter.taps if drafter else ()) as target, compiling(config, target, drafter):
+    taps = drafter.taps if drafter else ()
+    with Target(model, taps) as target, compiling(config, target, drafter), thin_head(model):
         if target.ranks.size > 1:
             sizes = {"requests": (slots, prompt, longest)}
             target.ranks.check({**_facts(target, drafter, config), **sizes, **(facts or {})})

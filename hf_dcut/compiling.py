@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from threading import Lock
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.swapping import Swap
 from hf_dcut.target import Target, decoder_layers
 
 BACKEND = "inductor"
-
-# How many calls run each part compiled. One that the user compiled is not among them.
-_calls: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-_lock = Lock()
 
 
 @contextmanager
@@ -57,17 +52,6 @@ def parts_of(layers: Iterable[nn.Module]) -> list[nn.Module]:
     return [part for layer in layers for part in layer.children() if _fuses(part)]
 
 
-@contextmanager
-def compiled(parts: Iterable[nn.Module]) -> Iterator[None]:
-    """Runs these modules compiled, in all threads, and lets go of them on leaving; those that are compiled stay so."""
-    taken = [part for part in parts if _take(part)]
-    try:
-        yield
-    finally:
-        for part in taken:
-            _leave(part)
-
-
 def _fuses(part: nn.Module) -> bool:
     kind = type(part)
     own = not kind.__module__.startswith("torch.nn") and kind.forward is not nn.Module.forward
@@ -75,21 +59,13 @@ def _fuses(part: nn.Module) -> bool:
     return own and not inside and any(True for _ in part.parameters())
 
 
-def _take(part: nn.Module) -> bool:
-    """Returns whether a part runs compiled for the calls that are counted, and counts one more."""
-    with _lock:
-        if part not in _calls:
-            if part._compiled_call_impl is not None:
-                return False
-            part.compile(backend=BACKEND, dynamic=True)
-        _calls[part] = _calls.get(part, 0) + 1
-        return True
+def _compile(part: nn.Module) -> None:
+    part.compile(backend=BACKEND, dynamic=True)
 
 
-def _leave(part: nn.Module) -> None:
-    """Counts one call less; after the last one the part is as it was."""
-    with _lock:
-        _calls[part] -= 1
-        if not _calls[part]:
-            del _calls[part]
-            del part._compiled_call_impl
+def _restore(part: nn.Module) -> None:
+    del part._compiled_call_impl
+
+
+# Runs parts compiled, but those that the user compiled; code that was made once stays for later calls.
+compiled = Swap(lambda part: part._compiled_call_impl is None, _compile, _restore)

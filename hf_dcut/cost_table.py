@@ -23,22 +23,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
 
+from hf_dcut.timing import STEADY, is_steady, rising, steadiest
+
 logger = logging.getLogger(__name__)
 
-WARM_UP = 2
-REPEATS = 5
-# Half of an entry's repeats lie within this share of their median, or it is timed again, so often.
-STEADY = 0.25
-_RETRIES = 2
 # How far one observed step may pull the pace and its entry, and how far off it may be before it is taken for a hiccup.
 _PACE = 0.2
 _WEIGHT = 0.05
 _HICCUP = 2.0
-_FORMAT = 2
+_FORMAT = 3
 
 
 class CostTable:
@@ -143,12 +139,12 @@ class CostTable:
                 step(requests, total)
                 bar.update()
 
-            times = _steadiest(steps, counted, clock)
+            times = steadiest(steps, counted, clock)
         rows = self.seconds.setdefault(kv_length, {})
         for (requests, total), values in times.items():
             rows.setdefault(requests, {})[total] = statistics.median(values)
             self.unsteady.pop((kv_length, requests, total), None)
-            if spread(values) > STEADY:
+            if not is_steady(values):
                 self.unsteady[kv_length, requests, total] = os.getpid()
         rows |= {requests: rising(rows[requests]) for requests in missing}
         self._tell_unsteady({(kv_length, *entry) for entry in steps})
@@ -220,53 +216,6 @@ class CostTable:
         return "\n".join(lines)
 
 
-def rising(row: dict[int, float]) -> dict[int, float]:
-    """Returns the seconds of a row {T: seconds} that are nearest to it and never fall with T: less for more is noise.
-
-    Neighbours in the wrong order get their mean (pool adjacent violators). A plain step, T = 0, comes first.
-    """
-    pools: list[tuple[float, int]] = []
-    for total in sorted(row):
-        seconds, count = row[total], 1
-        while pools and pools[-1][0] > seconds:
-            before, many = pools.pop()
-            seconds, count = (before * many + seconds * count) / (many + count), many + count
-        pools.append((seconds, count))
-    return dict(zip(sorted(row), (seconds for seconds, count in pools for _ in range(count)), strict=True))
-
-
-def spread(values: Sequence[float]) -> float:
-    """Returns within what share of their median the middle half of the values lies."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / middle
-
-
-def _steadiest(
-    steps: Sequence[tuple[int, int]], step: Callable[[int, int], None], clock: Callable[[], float]
-) -> dict[tuple[int, int], list[float]]:
-    """Returns the seconds of each (B, T)'s repeats; where they vary much, those of the steadiest of a few tries."""
-    best = _timed(steps, step, clock)
-    for _ in range(_RETRIES):
-        unsteady = [entry for entry, values in best.items() if spread(values) > STEADY]
-        again = _timed(unsteady, step, clock)
-        best |= {entry: min(best[entry], again[entry], key=spread) for entry in unsteady}
-    return best
-
-
-def _timed(
-    steps: Sequence[tuple[int, int]], step: Callable[[int, int], None], clock: Callable[[], float]
-) -> dict[tuple[int, int], list[float]]:
-    """Returns the seconds of each (B, T)'s repeats, in turns, so that a slow moment of the machine hits all alike."""
-    times: dict[tuple[int, int], list[float]] = {entry: [] for entry in steps}
-    for repeat in range(WARM_UP + REPEATS):
-        for entry in steps:
-            start = clock()
-            step(*entry)
-            if repeat >= WARM_UP:
-                times[entry].append(clock() - start)
-    return times
-
-
 def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fingerprint: dict[str, Any]) -> CostTable:
     """Returns the table that `DCutConfig.cost_table` names, with what its file already knows.
 
@@ -295,22 +244,6 @@ def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fin
     table = CostTable(draft_tokens, fingerprint, path)
     table._load()
     return table
-
-
-def machine_fingerprint(device: torch.device) -> dict[str, Any]:
-    """Returns what the seconds of a step depend on besides models: device, threads and versions."""
-    import platform
-
-    import transformers
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "device": f"{device.type} {name}",
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 def _read_seconds(content: dict[str, dict[str, dict[str, float]]]) -> dict[int, dict[int, dict[int, float]]]:

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 # are our own, go up.
 FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
+# Rows that may wait to be taken in: few megabytes of taps.
+_MOST_WAITING = 1024
+
 
 class Drafting:
     """A bound drafter, or none, that never fails.
@@ -51,6 +54,7 @@ class Drafting:
     ):
         self.drafter, self.depth, self.config, self.vocabulary = drafter, depth, config, vocabulary
         self.agree, self.strict = agree, strict
+        self._waiting: list[Committed] = []
         self._warned = False
 
     def propose(self, batch: Batch, decoding: Sequence[Request]) -> Drafts | None:
@@ -59,6 +63,7 @@ class Drafting:
         Raises:
             torch.OutOfMemoryError: too many requests at once.
         """
+        assert not self._waiting, "the last step before a draft is observed at once"
         with self._watch("propose") as drafter:
             if self.config.proposals == "sampled" and all(request.samples for request in decoding):
                 logits, ids = drafter.propose_logits(batch)
@@ -71,25 +76,43 @@ class Drafting:
             return Drafts(token, parent, count, confidence, drafts.proposal)
         return None
 
-    def observe(self, committed: Committed) -> None:
-        """Takes in what became part of the requests."""
-        self._do("observe", committed)
+    def observe(self, committed: Committed, at_once: bool = True) -> None:
+        """Takes in what became part of the requests.
+
+        Args:
+            committed: the rows.
+            at_once: False while nothing is drafted: then the rows wait for those of the next steps, since taking in
+                those of many steps takes hardly longer than those of one.
+        """
+        if self.drafter is not None:
+            self._waiting.append(committed)
+            if at_once or sum(len(rows.token) for rows in self._waiting) > _MOST_WAITING:
+                self._catch_up()
 
     def move(self, source: int, destination: int) -> None:
         """Moves a request's state to another slot."""
+        self._catch_up()
         self._do("move", source, destination)
 
     def copy(self, source: int, destination: int, length: int) -> None:
         """Gives a slot the state of another's first `length` cells."""
+        self._catch_up()
         self._do("copy", source, destination, length)
 
     def free(self, slot: int) -> None:
         """Forgets the state of a slot."""
+        self._catch_up()
         self._do("free", slot)
 
     def unranked(self) -> None:
         """Says, once, that a step is plain since its drafts have no finite confidences."""
         self._warn("the drafter gave non-finite confidences: such steps decode plainly, the output stays the target's")
+
+    def _catch_up(self) -> None:
+        """Takes in the rows that wait."""
+        if self._waiting:
+            committed, self._waiting = Committed.join(self._waiting), []
+            self._do("observe", committed)
 
     def _do(self, verb: str, *arguments: Any) -> None:
         if self.drafter is not None:

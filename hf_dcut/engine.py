@@ -220,7 +220,8 @@ class Engine:
             self.ranks.check({"logits_processor": [request.finish_reason for request in requests]})
         watch.lap("commit")
         if not row.packed.fixed:
-            self.drafting.observe(committed)
+            pausing = self.skip is not None and self.skip.pausing and self.replaying.graphs is None
+            self.drafting.observe(committed, at_once=not pausing)
         watch.lap("observe")
         return committed
 

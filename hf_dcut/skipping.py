@@ -62,6 +62,11 @@ class SkipRule:
         self.balance = balance
         self._pause = self._left = 0
 
+    @property
+    def pausing(self) -> bool:
+        """Whether the next step will not draft."""
+        return self._left > 0
+
     def drafts_next(self) -> bool:
         """Returns whether the next step drafts; a step that does not counts towards the pause."""
         if self._left:

@@ -16,6 +16,7 @@ stage by stage. The only mutable things are the requests and the caches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self
@@ -284,3 +285,21 @@ class Committed(Record):
     accepted: tuple[int, ...]
     added: tuple[int, ...]
     finished: tuple[int, ...]
+
+    @staticmethod
+    def join(steps: Sequence[Committed]) -> Committed:
+        """Returns the rows of several steps, in their order; nobody in them is counted as finished."""
+        if len(steps) == 1:
+            return steps[0]
+        taps = [step.taps for step in steps if step.taps is not None]
+        return Committed(
+            slot=torch.cat([step.slot for step in steps]),
+            cell=torch.cat([step.cell for step in steps]),
+            position=torch.cat([step.position for step in steps], dim=-1),
+            token=torch.cat([step.token for step in steps]),
+            taps=torch.cat(taps) if taps else None,
+            kept=tuple(count for step in steps for count in step.kept),
+            accepted=tuple(count for step in steps for count in step.accepted),
+            added=tuple(count for step in steps for count in step.added),
+            finished=(),
+        )

@@ -309,7 +309,7 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets no test depend on what else the machine does: measured costs are kept however much they vary."""
-    monkeypatch.setattr("hf_dcut.cost_table.STEADY", math.inf)
+    monkeypatch.setattr("hf_dcut.timing.STEADY", math.inf)
 
 
 @pytest.fixture(autouse=True)

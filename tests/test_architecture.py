@@ -21,7 +21,7 @@ PACKAGE = "hf_dcut"
 # sub-package. Units that share a set do not import each other. "" is hf_dcut itself, with its public names.
 STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "commit"})
 ORDER: tuple[str | frozenset[str], ...] = (
-    *("types", "config", "wording"),
+    *("types", "config", "wording", "swapping", "thin", "timing", "machine"),
     "kernels",
     *("states", "cache", "attention", "recurrence", "noise", "ranks", "text", "media", "adapters", "requests", "tiers"),
     *("lengths", "trial"),

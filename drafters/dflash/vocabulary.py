@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.dflash.model import DFlashModel
 from hf_dcut.kernels import argmax_logprob
+from hf_dcut.thin import ThinForward, has_own_forward, thin_linear
 
 Function = Callable[[Tensor], Tensor]
 
@@ -38,7 +39,10 @@ def block_embedding(model: DFlashModel, target: PreTrainedModel) -> Function:
 def draft_head(model: DFlashModel, target: PreTrainedModel) -> Function:
     """Returns a function from hidden states [..., hidden] to logits over the drafter's vocabulary."""
     weight = model.fc.weight
-    head = model.lm_head or target_head(target, model.draft_ids(), weight.dtype, weight.device)
+    if model.lm_head is not None:
+        head: Function = ThinForward(model.lm_head)
+    else:
+        head = target_head(target, model.draft_ids(), weight.dtype, weight.device)
     return lambda hidden: refine(head(hidden), model.config)
 
 
@@ -66,7 +70,7 @@ def target_head(
     rows = draft_ids.to(head.weight.device)
     weight = head.weight[rows].to(device, dtype)
     bias = None if head.bias is None else head.bias[rows].to(device, dtype)
-    return lambda hidden: F.linear(hidden, weight, bias)
+    return lambda hidden: thin_linear(hidden, weight, bias)
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,6 +112,6 @@ def _is_plain(head: nn.Module) -> bool:
     if type(head) is not nn.Linear or type(head.weight) not in (Tensor, nn.Parameter):
         return False
     # Tensor parallelism and offloading replace the forward of the one module, and may leave it a part of its weight.
-    changed = "forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks
+    changed = has_own_forward(head) or head._forward_hooks or head._forward_pre_hooks
     floats = head.weight.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     return floats and not changed

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import transformers
 
+from hf_dcut.machine import processor
+
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -20,7 +22,7 @@ def machine() -> dict[str, Any]:
     """Returns what the numbers were measured on."""
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -62,11 +64,3 @@ def peak_memory(device: torch.device) -> Iterator[list[int | None]]:
 def _resident_peak() -> int:
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
-
-
-def _processor() -> str:
-    """Returns the processor's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

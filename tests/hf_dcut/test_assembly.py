@@ -104,7 +104,7 @@ import sys, torch, hf_dcut
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(0)
 torch.set_num_threads(1)
-hf_dcut.cost_table.STEADY = float("inf")
+hf_dcut.timing.STEADY = float("inf")
 sizes = dict(vocab_size=101, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None)).eval()
 lookup = dict(prompt_lookup_num_tokens=3, do_sample=False, max_new_tokens=6, return_dict_in_generate=True)

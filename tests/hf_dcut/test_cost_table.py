@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable, machine_fingerprint, open_table, rising, spread
+from hf_dcut.cost_table import _FORMAT, CostTable, open_table
+from hf_dcut.machine import machine_fingerprint
+from hf_dcut.timing import REPEATS, WARM_UP, rising, spread
 
 D = 3
 FINGERPRINT = {"device": "cpu", "target": "tiny"}
@@ -214,7 +216,7 @@ def watchful(monkeypatch: pytest.MonkeyPatch) -> Callable[[CostTable, Machine], 
     """Measures on a machine with the real limit of steadiness."""
 
     def measure(table: CostTable, machine: Machine) -> None:
-        monkeypatch.setattr("hf_dcut.cost_table.STEADY", 0.25)
+        monkeypatch.setattr("hf_dcut.timing.STEADY", 0.25)
         monkeypatch.setattr("hf_dcut.cost_table.time.perf_counter", lambda: machine.now)
         table.measure(table.missing([2], lambda b: [8], 64), 64, machine.step)
 
@@ -311,7 +313,7 @@ def test_a_folder_in_the_files_place_is_told(tmp_path: Path, caplog: pytest.LogC
 
 
 def damaged() -> dict[str, str]:
-    entry = {"format": 2, "fingerprint": {**FINGERPRINT, "draft_tokens": D}, "draft_tokens": D}
+    entry = {"format": _FORMAT, "fingerprint": {**FINGERPRINT, "draft_tokens": D}, "draft_tokens": D}
     return {
         "empty": "",
         "cut off": '{"format": 1, "finge',

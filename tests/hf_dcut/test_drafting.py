@@ -105,3 +105,57 @@ def test_strict_raises_all(make_batch: Any) -> None:
 def test_without_a_drafter_there_is_nothing_to_do() -> None:
     for verb, arguments in ARGUMENTS.items():
         getattr(make(None), verb)(*arguments)
+
+
+class Taking(Fragile):
+    """Keeps the cells of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells: list[list[int]] = []
+
+    def observe(self, committed: Committed) -> None:
+        super().observe(committed)
+        self.cells.append(committed.cell.tolist())
+
+
+def rows(*cells: int) -> Committed:
+    column = torch.tensor(cells)
+    return Committed(column * 0, column, column, column + 5, column[:, None] / 2, (0,), (0,), (len(cells),), ())
+
+
+def test_rows_that_wait_come_first_when_others_are_taken_in() -> None:
+    taking = Taking()
+    drafting = make(taking)
+    drafting.observe(rows(0, 1), at_once=False)
+    drafting.observe(rows(2), at_once=False)
+    assert taking.cells == []
+    drafting.observe(rows(3))
+    drafting.observe(rows(4))
+    assert taking.cells == [[0, 1, 2, 3], [4]]
+
+
+@pytest.mark.parametrize("verb", ["move", "copy", "free"])
+def test_rows_that_wait_are_taken_in_before_slots_change_hands(verb: str) -> None:
+    taking = Taking()
+    drafting = make(taking)
+    drafting.observe(rows(0, 1), at_once=False)
+    for _ in range(2):
+        getattr(drafting, verb)(*ARGUMENTS[verb])
+    assert taking.called == ["observe", verb, verb]
+
+
+def test_only_so_many_rows_wait() -> None:
+    taking = Taking()
+    drafting = make(taking)
+    drafting.observe(rows(*range(1000)), at_once=False)
+    assert taking.cells == []
+    drafting.observe(rows(*range(1000, 1030)), at_once=False)
+    assert taking.cells == [list(range(1030))]
+
+
+def test_a_draft_before_the_rows_that_wait_is_an_error_of_ours(make_batch: Any) -> None:
+    drafting = make(Fragile())
+    drafting.observe(rows(0), at_once=False)
+    with pytest.raises(AssertionError, match="observed at once"):
+        drafting.propose(make_batch([4]), [])

@@ -14,14 +14,16 @@ from transformers import PreTrainedModel
 from hf_dcut.assembly import open_engine
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
-from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.drafters.wrapping import BoundWrapped
 from hf_dcut.engine import Engine
 from hf_dcut.requests import Request
+from hf_dcut.skipping import SkipRule
 from hf_dcut.stats import Stats
-from hf_dcut.types import Batch, Drafts
+from hf_dcut.types import Batch, Committed, Drafts
 
 D = 3
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21], [22], [23, 24, 25, 26, 27]]
@@ -155,6 +157,48 @@ def test_auto_skips_drafts_that_do_not_pay(
     assert [request.tokens for request in requests] == texts
     assert stats.plain_steps > stats.drafted_steps > 0
     assert table.seconds == {0: {7: {0: 1.0, 7: 3.0, 28: 4.0}}}, "deterministic"
+
+
+class Spied(BoundWrapped):
+    """Keeps what is drafted, and how many rows are taken in at a time."""
+
+    def __init__(self, drafter: BoundDrafter):
+        super().__init__(drafter, self.keep)
+        self.drafted: list[tuple[list[int], list[int]]] = []
+        self.observed: list[int] = []
+
+    def keep(self, drafts: Drafts, batch: Batch) -> Drafts:
+        self.drafted.append((batch.length.tolist(), drafts.token.flatten().tolist()))
+        return drafts
+
+    def observe(self, committed: Committed) -> None:
+        self.observed.append(len(committed.token))
+        super().observe(committed)
+
+
+def test_drafts_after_a_pause_are_as_if_every_step_had_been_observed_at_once(
+    model: PreTrainedModel, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile slots are freed, moved and refilled, and prompts read."""
+    drafter = make_drafter("dflash", model, texts)
+    assert drafter is not None
+    spies = []
+    for waits in (True, False):
+        if not waits:
+            monkeypatch.setattr(SkipRule, "pausing", False)
+        requests = [Request(i, p, 12 + 3 * i) for i, p in enumerate(PROMPTS)]
+        table = CostTable.from_rows({3: {0: 1.0, 3: 1.15, 12: 1.2}}, D)
+        config = DCutConfig(budget="auto", cost_table=table, deterministic=True)
+        with open_engine(model, drafter, config, 3, 7, 40) as engine:
+            assert engine.drafting.drafter is not None
+            spies.append(Spied(engine.drafting.drafter))
+            engine.drafting.drafter = spies[-1]
+            list(engine.run(requests))
+            assert engine.stats.plain_steps > engine.stats.drafted_steps > 3
+    waiting, at_once = spies
+    assert waiting.drafted == at_once.drafted
+    assert sum(waiting.observed) == sum(at_once.observed)
+    assert len(waiting.observed) < 0.8 * len(at_once.observed)
 
 
 def test_auto_follows_what_steps_take_unless_deterministic(model: PreTrainedModel) -> None:

@@ -21,7 +21,7 @@ from hf_dcut import graphs as graphs_module
 from hf_dcut.assembly import open_engine
 from hf_dcut.budget import positions
 from hf_dcut.config import PAPER_RATIOS, DCutConfig
-from hf_dcut.cost_table import REPEATS, WARM_UP, CostTable
+from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.best_of import BestOf
 from hf_dcut.drafters.dflash import DFlashDrafter
@@ -33,6 +33,7 @@ from hf_dcut.ranks import Ranks
 from hf_dcut.requests import Request, batch_of
 from hf_dcut.selecting import select
 from hf_dcut.stats import Stats
+from hf_dcut.timing import REPEATS, WARM_UP
 from hf_dcut.types import Drafts
 
 D, END = 3, 43
