@@ -194,13 +194,14 @@ class PackedAttention:
         if not self.placed:
             self._place()
         scaling, window, softcap, sinks = formula
-        out, decoding = rows.new_empty(*rows.shape[:2], value.shape[-1]), self.packed.decoding
+        decoding, joined = self.packed.decoding, None
         if decoding:
             layout = (self.row, self.place, self._decode_mask(window, rows.dtype))
-            keys, values = key[:decoding], value[:decoding]
-            joined = decode_attention(rows, keys, values, *layout, scaling, softcap, sinks)
+            joined = decode_attention(rows, key[:decoding], value[:decoding], *layout, scaling, softcap, sinks)
             if self.row is None:
                 return joined
+        out = rows.new_empty(*rows.shape[:2], value.shape[-1])
+        if joined is not None:
             out[self.together] = joined
         for index, (first, end, slot, cell) in enumerate(self.pieces):
             own, piece = slice(cell + end - first), slice(first, end)
