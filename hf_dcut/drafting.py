@@ -63,7 +63,9 @@ class Drafting:
         Raises:
             torch.OutOfMemoryError: too many requests at once.
         """
-        assert not self._waiting, "the last step before a draft is observed at once"
+        self._catch_up()
+        if self.drafter is None:
+            return None
         with self._watch("propose") as drafter:
             if self.config.proposals == "sampled" and all(request.samples for request in decoding):
                 logits, ids = drafter.propose_logits(batch)

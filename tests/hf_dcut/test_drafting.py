@@ -154,8 +154,17 @@ def test_only_so_many_rows_wait() -> None:
     assert taking.cells == [list(range(1030))]
 
 
-def test_a_draft_before_the_rows_that_wait_is_an_error_of_ours(make_batch: Any) -> None:
-    drafting = make(Fragile())
+def test_rows_that_wait_are_taken_in_before_a_draft(make_batch: Any) -> None:
+    taking = Taking()
+    drafting = make(taking)
     drafting.observe(rows(0), at_once=False)
-    with pytest.raises(AssertionError, match="observed at once"):
-        drafting.propose(make_batch([4]), [])
+    drafting.propose(make_batch([4]), [])
+    assert taking.called == ["observe", "propose"]
+
+
+def test_rows_that_cannot_be_taken_in_make_a_plain_step(make_batch: Any) -> None:
+    fragile = Fragile("observe", RuntimeError("broken"))
+    drafting = make(fragile)
+    drafting.observe(rows(0), at_once=False)
+    assert drafting.propose(make_batch([4]), []) is None
+    assert (drafting.drafter, fragile.called) == (None, ["observe"])
