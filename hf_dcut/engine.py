@@ -220,6 +220,7 @@ class Engine:
             self.ranks.check({"logits_processor": [request.finish_reason for request in requests]})
         watch.lap("commit")
         if not row.packed.fixed:
+            # Recorded steps take in their own rows, which must not come before any that wait.
             pausing = self.skip is not None and self.skip.pausing and self.replaying.graphs is None
             self.drafting.observe(committed, at_once=not pausing)
         watch.lap("observe")

@@ -54,18 +54,18 @@ class ThinForward:
 def thin_head(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Runs the model's head with fast thin products for the time of a call, if it is a plain one on a CPU."""
     head = model.get_output_embeddings()
-    plain = type(head) is nn.Linear and type(head.weight) in (Tensor, nn.Parameter) and head.weight.device.type == "cpu"
-    return _thin([head] if plain else [])
+    return _thin([head] if is_linear(head) and head.weight.device.type == "cpu" else [])
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Returns whether a module is torch's own linear layer with an ordinary weight, not a quantised or sharded one."""
+    return type(module) is nn.Linear and type(module.weight) in (Tensor, nn.Parameter)
 
 
 def has_own_forward(module: nn.Module) -> bool:
     """Returns whether somebody has replaced a module's forward by one that may do something else."""
     forward = vars(module).get("forward")
     return forward is not None and not isinstance(forward, ThinForward)
-
-
-def _free(module: nn.Module) -> bool:
-    return "forward" not in vars(module)
 
 
 def _change(module: nn.Module) -> None:
@@ -77,7 +77,7 @@ def _restore(module: nn.Module) -> None:
     del vars(module)["forward"]
 
 
-_thin = Swap(_free, _change, _restore)
+_thin = Swap(lambda module: not has_own_forward(module), _change, _restore)
 
 
 @cache

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.dflash.model import DFlashModel
 from hf_dcut.kernels import argmax_logprob
-from hf_dcut.thin import ThinForward, has_own_forward, thin_linear
+from hf_dcut.thin import ThinForward, has_own_forward, is_linear, thin_linear
 
 Function = Callable[[Tensor], Tensor]
 
@@ -109,7 +109,7 @@ def _restrict(logits: Tensor, draft_ids: Tensor | None) -> Tensor:
 
 def _is_plain(head: nn.Module) -> bool:
     """Returns whether each row of the head's weight gives one token's logit, with nothing done before or after."""
-    if type(head) is not nn.Linear or type(head.weight) not in (Tensor, nn.Parameter):
+    if not is_linear(head):
         return False
     # Tensor parallelism and offloading replace the forward of the one module, and may leave it a part of its weight.
     changed = has_own_forward(head) or head._forward_hooks or head._forward_pre_hooks
