@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _PACE = 0.2
 _WEIGHT = 0.05
 _HICCUP = 2.0
-_FORMAT = 3
+_FORMAT = 4
 
 
 class CostTable:
@@ -47,14 +47,14 @@ class CostTable:
 
     Attributes:
         seconds: {K/V length: {B: {T: seconds}}}, where T = 0 is the plain step.
-        unsteady: {(K/V length, B, T): process} of entries that varied too much to be kept: any other process measures
-            them again.
+        unsteady: {(K/V length, B): process} of rows that varied too much to be kept: any other process measures them
+            again.
     """
 
     def __init__(self, draft_tokens: int, fingerprint: dict[str, Any] | None = None, path: Path | None = None):
         self.draft_tokens, self.fingerprint, self.path = draft_tokens, fingerprint or {}, path
         self.seconds: dict[int, dict[int, dict[int, float]]] = {}
-        self.unsteady: dict[tuple[int, int, int], int] = {}
+        self.unsteady: dict[tuple[int, int], int] = {}
         self.pace = 1.0
 
     @classmethod
@@ -106,14 +106,14 @@ class CostTable:
     def missing(
         self, batch_sizes: Iterable[int], totals: Callable[[int], Sequence[int]], kv_length: int
     ) -> dict[int, list[int]]:
-        """Returns what is not measured yet, {B: [T, ..]}, with T = 0 for the plain step."""
+        """Returns what is to be measured, {B: [T, ..]} with T = 0 for the plain step: rows that lack anything, whole.
+
+        The steps of a row are weighed against each other, so they must be of the same minutes of the machine.
+        """
         known = self.seconds.get(kv_length, {})
-
-        def lacks(b: int, t: int) -> bool:
-            return t not in known.get(b, {}) or self.unsteady.get((kv_length, b, t), os.getpid()) != os.getpid()
-
-        wanted = {b: [t for t in (0, *totals(b)) if lacks(b, t)] for b in batch_sizes}
-        return {b: t for b, t in wanted.items() if t}
+        wanted = {b: [0, *totals(b)] for b in batch_sizes}
+        unsteady = {b for b in wanted if self.unsteady.get((kv_length, b), os.getpid()) != os.getpid()}
+        return {b: row for b, row in wanted.items() if b in unsteady or not known.get(b, {}).keys() >= set(row)}
 
     def measure(
         self,
@@ -125,38 +125,35 @@ class CostTable:
         """Times the missing entries and keeps their medians, evened out; returns the seconds it took.
 
         Args:
-            missing: {B: [T, ..]}, as `missing` returns it.
+            missing: {B: [T, ..]}, as `missing` returns it: whole rows.
             kv_length: cells in use while measuring.
             step: runs one whole step of B requests and T packed tokens (0: plain) and waits for it.
             clock: gives seconds; this process's when None.
         """
         clock = clock or time.perf_counter
         begin = clock()
-        steps = [(requests, total) for requests, totals in missing.items() for total in totals]
         with tqdm(desc="hf-dcut: measuring step costs", unit="step", disable=None, leave=False) as bar:
 
             def counted(requests: int, total: int) -> None:
                 step(requests, total)
                 bar.update()
 
-            times = steadiest(steps, counted, clock)
+            times = steadiest(missing, counted, clock)
         rows = self.seconds.setdefault(kv_length, {})
-        for (requests, total), values in times.items():
-            rows.setdefault(requests, {})[total] = statistics.median(values)
-            self.unsteady.pop((kv_length, requests, total), None)
-            if not is_steady(values):
-                self.unsteady[kv_length, requests, total] = os.getpid()
-        rows |= {requests: rising(rows[requests]) for requests in missing}
-        self._tell_unsteady({(kv_length, *entry) for entry in steps})
+        for requests, row in times.items():
+            rows[requests] = rising({total: statistics.median(values) for total, values in row.items()})
+            self.unsteady.pop((kv_length, requests), None)
+            if not is_steady(row):
+                self.unsteady[kv_length, requests] = os.getpid()
+        self._tell_unsteady([requests for requests in missing if (kv_length, requests) in self.unsteady])
         return clock() - begin
 
-    def _tell_unsteady(self, measured: set[tuple[int, int, int]]) -> None:
-        unsteady = measured & set(self.unsteady)
-        if unsteady:
+    def _tell_unsteady(self, batch_sizes: Sequence[int]) -> None:
+        if batch_sizes:
             logger.warning(
-                "%d of %d step costs varied by more than %.0f%% while they were measured: the machine is busy with "
-                "other things, and budgets may be chosen badly. They will be measured again by the next process",
-                *(len(unsteady), len(measured), 100 * STEADY),
+                "step costs of %s varied by more than %.0f%% while they were measured: the machine is busy with other "
+                "things, and budgets may be chosen badly. They will be measured again by the next process",
+                *(", ".join(f"B = {requests}" for requests in batch_sizes), 100 * STEADY),
             )
 
     def save(self) -> None:
@@ -187,7 +184,7 @@ class CostTable:
             content = json.loads(self.path.read_text())
             fits = content["format"] == _FORMAT and content["fingerprint"] == self.fingerprint
             seconds = _read_seconds(content["seconds"]) if fits else {}
-            unsteady = {(kv, b, t): process for kv, b, t, process in content.get("unsteady", [])} if fits else {}
+            unsteady = {(kv, b): process for kv, b, process in content.get("unsteady", [])} if fits else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             logger.warning("cost table %s cannot be read or is damaged (%s): measuring anew", self.path, error)
             return

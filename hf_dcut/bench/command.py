@@ -47,6 +47,12 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add("--max-new-tokens", type=int, default=48, help="tokens an answer (default: %(default)s)")
     add("--rounds", type=int, default=3, help="timed repeats; three and more give intervals (default: %(default)s)")
     add(
+        "--turns",
+        choices=("step", "call"),
+        default=None,
+        help="whether our methods take turns step by step or call by call (default: step on a CPU, call on a GPU)",
+    )
+    add(
         "--draft-tokens", type=positive, default=(), help="lengths of drafts, such as 15,7 (default: the drafter's own)"
     )
     add("--temperature", type=floats, default=(0.0,), help="0 for greedy, such as 0,1 (default: 0)")
@@ -78,6 +84,7 @@ def _bench(options: argparse.Namespace) -> None:
         per_slot=options.per_slot,
         max_new_tokens=options.max_new_tokens,
         rounds=options.rounds,
+        turns=options.turns,
         draft_tokens=options.draft_tokens,
         temperatures=options.temperature,
         record=options.record,

@@ -1,28 +1,22 @@
 """What is compared: each method answers the same prompts, with the same options.
 
 Ours keep the batch full: a request that finishes is replaced by the next prompt. Transformers' own are in `peers.py`.
+How they are run is in `running.py`.
 """
 
 from __future__ import annotations
 
 import copy
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 
-from hf_dcut.assembly import open_engine
 from hf_dcut.bench import peers
-from hf_dcut.bench.machine import peak_memory
-from hf_dcut.bench.policies import BUDGETS, limited, rule_of
-from hf_dcut.config import DCutConfig
+from hf_dcut.bench.policies import BUDGETS, rule_of
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.dflash import DFlashDrafter
-from hf_dcut.drafters.wrapping import Wrapped
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 
@@ -65,7 +59,7 @@ class Setting:
         return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """What a method made of some prompts.
 
@@ -106,29 +100,8 @@ def applies(method: str, setting: Setting) -> bool:
     return setting.short is not None or not method.startswith(SHORT)
 
 
-def run(method: str, setting: Setting, prompts: Sequence[list[int]]) -> Outcome:
-    """Returns what a method makes of the prompts, timed.
-
-    Args:
-        method: a peer of `peers.PEERS`, or as in `policies.rule_of`, with "short-" before it for a shorter block.
-        setting: of the cell.
-        prompts: token ids of each.
-    """
-    stats: Stats | None = None
-    with peak_memory(setting.model.device) as peak:
-        if method in peers.PEERS:
-            options = peers.Options(
-                setting.batch, setting.max_new_tokens, setting.temperature, setting.width, setting.assistant
-            )
-            seconds, sequences, first = peers.run(method, setting.model, prompts, options)
-        else:
-            seconds, sequences, first, stats = _run_ours(method, setting, prompts)
-    ends = setting.eos
-    return Outcome(seconds, [_until(ends, tokens) for tokens in sequences], first, peak[0], stats)
-
-
-def requests_of(setting: Setting, prompts: Sequence[list[int]]) -> list[Request]:
-    """Returns a request a prompt, each with its number as seed."""
+def requests_of(setting: Setting, prompts: Sequence[list[int]], tokens: int | None = None) -> list[Request]:
+    """Returns a request a prompt, each with its number as seed; `tokens` stand for the setting's new tokens."""
     warpers = LogitsProcessorList()
     if setting.temperature not in (0.0, 1.0):
         warpers.append(TemperatureLogitsWarper(setting.temperature))
@@ -136,7 +109,7 @@ def requests_of(setting: Setting, prompts: Sequence[list[int]]) -> list[Request]
         Request(
             id=number,
             prompt=prompt,
-            max_new_tokens=setting.max_new_tokens,
+            max_new_tokens=setting.max_new_tokens if tokens is None else tokens,
             eos=setting.eos,
             seed=number,
             samples=setting.temperature > 0,
@@ -159,49 +132,3 @@ def shorter(drafter: Drafter, draft_tokens: int) -> DFlashDrafter:
     model = copy.copy(drafter.model)
     model.config = replace(model.config, block_size=draft_tokens + 1)
     return DFlashDrafter(model)
-
-
-def _run_ours(
-    method: str, setting: Setting, prompts: Sequence[list[int]]
-) -> tuple[float, list[list[int]], float | None, Stats]:
-    """Returns seconds, answers, seconds to the first token and stats of our engine."""
-    drafter, costs = setting.drafter, setting.costs
-    if method.startswith(SHORT):
-        assert setting.short is not None
-        drafter, costs = setting.short
-    budget, policy = rule_of(method.removeprefix(SHORT))
-    depth = setting.draft_tokens or drafter.draft_tokens
-    if policy is not None:
-        drafter = Wrapped(drafter, limited(policy, depth))
-    config = DCutConfig(budget=budget, draft_tokens=depth, cost_table="off" if costs is None else costs)
-    requests = requests_of(setting, prompts)
-    begin = time.perf_counter()
-    clocks = [_FirstToken() for _ in requests[: setting.batch]]
-    for request, clock in zip(requests, clocks, strict=False):
-        request.listener = clock
-    longest = max(map(len, prompts)) + setting.max_new_tokens
-    proposer = None if budget == "none" else drafter
-    slots = min(setting.batch, len(prompts))
-    with open_engine(setting.model, proposer, config, slots, max(map(len, prompts)), longest) as engine:
-        for _ in engine.run(requests):
-            pass
-        stats = engine.stats
-    if setting.model.device.type == "cuda":
-        torch.cuda.synchronize(setting.model.device)
-    seconds = time.perf_counter() - begin
-    first = statistics.median(clock.time for clock in clocks) - begin
-    return seconds, [request.tokens for request in requests], first, stats
-
-
-class _FirstToken:
-    """Listens to a request and notes when its first token came."""
-
-    time = 0.0
-
-    def __call__(self, tokens: Sequence[int], ended: bool) -> None:
-        self.time = self.time or time.perf_counter()
-
-
-def _until(ends: frozenset[int], tokens: Sequence[int]) -> list[int]:
-    """Returns the tokens up to and with the first that ends the answer."""
-    return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])

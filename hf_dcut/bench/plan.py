@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_dcut.bench.cell import Key
 from hf_dcut.bench.methods import DEFAULT_METHODS, check_method
+from hf_dcut.bench.rounds import CALLS, STEPS
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,13 @@ class Plan:
         assistant: folder or Hub id of a small model for the method "assisted".
         data: prompt sets, as in `prompts.read_prompts`.
         batch_sizes: requests at once.
-        methods: as in `methods.run`.
+        methods: as in `running.run`.
         prompts: of each cell, at least one batch; a set with fewer begins again.
         per_slot: prompts for each slot at least; 2 or more keep the batch full for a part of the run.
         max_new_tokens: of each.
         rounds: timed repeats at least.
+        turns: "step" lets our methods take turns step by step within a round, "call" runs each as a whole, which is
+            all that fits where memory is short; None takes steps on a CPU, and calls on a GPU, whose speed is steady.
         draft_tokens: lengths of drafts to compare; none for the drafter's own.
         temperatures: 0 for greedy decoding.
         record: prompts of each data set whose drafts are recorded for the replay.
@@ -45,6 +48,7 @@ class Plan:
     per_slot: int = 1
     max_new_tokens: int = 48
     rounds: int = 3
+    turns: str | None = None
     draft_tokens: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)
     record: int = 0
@@ -67,6 +71,8 @@ class Plan:
             )
         if min(self.temperatures) < 0:
             raise ValueError(f"temperatures={self.temperatures}: give 0 for greedy decoding, or positive numbers")
+        if self.turns not in (None, STEPS, CALLS):
+            raise ValueError(f"turns={self.turns!r}: give {STEPS!r}, {CALLS!r}, or None to let the device decide")
         for method in self.methods:
             check_method(method)
         if "assisted" in self.methods and self.assistant is None:

@@ -1,6 +1,7 @@
-"""Rounds: all methods on the same prompts, one after the other, so that a slow moment of the machine hits them alike.
+"""Rounds: all methods on the same prompts, so that a slow moment of the machine hits them alike.
 
-Only ratios within a round mean anything: a shared machine's speed drifts by more than methods differ. A round is one
+Only ratios within a round mean anything: a shared machine's speed drifts by more than methods differ. In a round, our
+methods take turns step by step, Transformers' own come before or after them, each as one call. A round is one
 block of a cell's prompts; a cell has as many blocks as its prompts make batches, and goes through them again until it
 has the rounds that were asked for.
 """
@@ -8,16 +9,18 @@ has the rounds that were asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hf_dcut.bench import peers
 from hf_dcut.bench.lossless import agreement
-from hf_dcut.bench.methods import PLAIN, Outcome, Setting, run
+from hf_dcut.bench.methods import PLAIN, Outcome, Setting
+from hf_dcut.bench.running import in_turns, run
 
 # Fewer prompts than these would make a round of a moment.
 _LEAST = 4
 _WARM_UP_TOKENS = 4
+# Whose turn comes after how much.
+STEPS, CALLS = "step", "call"
 
 
 def blocks_of(count: int, batch: int, per_slot: int = 1) -> list[slice]:
@@ -37,11 +40,14 @@ def rounds_of(blocks: int, rounds: int) -> int:
     return blocks * -(-rounds // blocks)
 
 
-def warm_up(setting: Setting, prompts: Sequence[list[int]], methods: Sequence[str]) -> None:
-    """Runs each method on one batch, a few tokens of it; what is compiled runs whole, since sizes are compiled in."""
-    short = replace(setting, max_new_tokens=min(_WARM_UP_TOKENS, setting.max_new_tokens))
-    for method in methods:
-        run(method, setting if method == peers.COMPILED else short, prompts[: setting.batch])
+def warm_up(setting: Setting, prompts: Sequence[list[int]], methods: Sequence[str]) -> dict[str, int | None]:
+    """Returns the most memory in use while each method runs one batch, with caches of full size but few tokens.
+
+    What is compiled runs whole, since sizes are compiled in.
+    """
+    few = min(_WARM_UP_TOKENS, setting.max_new_tokens)
+    batch = prompts[: setting.batch]
+    return {m: run(m, setting, batch, None if m == peers.COMPILED else few).peak_bytes for m in methods}
 
 
 def run_rounds(
@@ -52,8 +58,9 @@ def run_rounds(
     per_slot: int = 1,
     done: Container[int] = (),
     progress: Callable[[str], object] = lambda method: None,
+    turns: str = CALLS,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the numbers of each round, JSON-able, as it ends.
+    """Yields the numbers of each round, JSON-able, as it ends. Methods have been warmed up.
 
     Args:
         setting: of the cell.
@@ -63,17 +70,21 @@ def run_rounds(
         per_slot: as in `blocks_of`.
         done: numbers of rounds that need not run again.
         progress: called with each method that has run.
+        turns: "step" lets our methods take turns step by step, and then none has a peak of its own in memory; "call"
+            runs each as a whole.
     """
     blocks = blocks_of(len(prompts), setting.batch, per_slot)
+    ours = [method for method in methods if turns == STEPS and method not in peers.PEERS]
     for number in range(rounds_of(len(blocks), rounds)):
         if number in done:
             continue
         block = prompts[blocks[number % len(blocks)]]
         # Every round begins at another method, so that none always follows the same neighbour.
         turn = number % len(methods)
-        outcomes = {}
+        outcomes: dict[str, Outcome] = {}
         for method in (*methods[turn:], *methods[:turn]):
-            outcomes[method] = run(method, setting, block)
+            if method not in outcomes:
+                outcomes |= in_turns(ours, setting, block) if method in ours else {method: run(method, setting, block)}
             progress(method)
         yield {
             "round": number,

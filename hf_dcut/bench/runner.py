@@ -26,7 +26,7 @@ from hf_dcut.bench.machine import commit, machine
 from hf_dcut.bench.methods import SHORT, Setting, applies, requests_of, shorter
 from hf_dcut.bench.plan import Plan
 from hf_dcut.bench.prompts import encode_each, read_prompts
-from hf_dcut.bench.rounds import blocks_of, rounds_of, run_rounds, warm_up
+from hf_dcut.bench.rounds import CALLS, STEPS, blocks_of, rounds_of, run_rounds, warm_up
 from hf_dcut.bench.table import cell_table
 from hf_dcut.bench.trace import record
 from hf_dcut.config import DCutConfig
@@ -111,14 +111,16 @@ class _Run:
         methods = [method for method in self.plan.methods if applies(method, setting)]
         if not methods:
             raise ValueError(f"methods={self.plan.methods}: none of them runs in the cell {key}")
-        warm_up(setting, prompts, methods)
+        peaks = warm_up(setting, prompts, methods)
         done = {entry["round"] for entry in self.journal.cell(key).rounds}
+        turns = self.plan.turns or (STEPS if self.model.device.type == "cpu" else CALLS)
         with tqdm(total=missing * len(methods), desc=str(key), unit="run", disable=None) as bar:
-            rounds = run_rounds(
-                setting, prompts, methods, self.plan.rounds, self.plan.per_slot, done, lambda method: bar.update()
-            )
+            size = self.plan.rounds, self.plan.per_slot
+            rounds = run_rounds(setting, prompts, methods, *size, done, lambda method: bar.update(), turns)
             for number, entry in enumerate(rounds):
                 answers = entry.pop("answers")
+                for method, values in entry["methods"].items():
+                    values["peak_bytes"] = values["peak_bytes"] or peaks[method]
                 self.journal.write({"kind": "round", "cell": key.to_dict(), **entry})
                 if not number:
                     self._show(key.data, answers)

@@ -13,7 +13,7 @@ import torch
 
 from hf_dcut.cost_table import _FORMAT, CostTable, open_table
 from hf_dcut.machine import machine_fingerprint
-from hf_dcut.timing import REPEATS, WARM_UP, rising, spread
+from hf_dcut.timing import REPEATS, WARM_UP, at_one_pace, rising, spread
 
 D = 3
 FINGERPRINT = {"device": "cpu", "target": "tiny"}
@@ -135,7 +135,7 @@ def test_missing_names_what_is_not_known() -> None:
     wanted: Callable[[int], list[int]] = lambda b: [b, 2 * b]  # noqa: E731
     assert table.missing([1, 2], wanted, 64) == {1: [0, 1, 2], 2: [0, 2, 4]}
     table.measure({1: [0, 2], 2: [0, 2, 4]}, 64, lambda requests, total: None)
-    assert table.missing([1, 2, 4], wanted, 64) == {1: [1], 4: [0, 4, 8]}
+    assert table.missing([1, 2, 4], wanted, 64) == {1: [0, 1, 2], 4: [0, 4, 8]}, "rows that lack something, whole"
     assert table.missing([1], wanted, 128) == {1: [0, 1, 2]}
 
 
@@ -224,7 +224,7 @@ def watchful(monkeypatch: pytest.MonkeyPatch) -> Callable[[CostTable, Machine], 
 
 
 @pytest.mark.parametrize(("tries", "expected"), [([STILL], 1), ([BUSY, STILL], 2), ([BUSY, BUSY, STILL], 3)])
-def test_entries_that_vary_are_timed_again(
+def test_rows_that_vary_are_timed_again(
     watchful: Callable[[CostTable, Machine], None],
     caplog: pytest.LogCaptureFixture,
     tries: list[list[float]],
@@ -247,16 +247,37 @@ def test_what_stays_unsteady_is_told_and_measured_again_by_the_next_process(
     watchful(table, Machine(BUSY))
     table.save()
     (line,) = caplog.messages
-    assert "1 of 2 step costs varied" in line
+    assert "step costs of B = 2 varied" in line
     assert open_table(path, D, FINGERPRINT).missing([2], lambda b: [8], 64) == {}, "not again by this process"
     monkeypatch.setattr("hf_dcut.cost_table.os.getpid", lambda: -1)
     again = open_table(path, D, FINGERPRINT)
     assert again.drafted(2, 8, 64) == 2.0
-    assert again.missing([2], lambda b: [8], 64) == {2: [8]}
+    assert again.missing([2], lambda b: [8], 64) == {2: [0, 8]}
     watchful(again, Machine(STILL))
     again.save()
     monkeypatch.undo()
     assert open_table(path, D, FINGERPRINT).missing([2], lambda b: [8], 64) == {}
+
+
+def test_a_slow_turn_counts_for_no_step_of_it() -> None:
+    """The pace of a turn, here 1, 2, 1, 1.5 and 1, is taken out of it; one step that was held up is not a pace."""
+    row = {0: [1.0, 2.0, 1.0, 1.5, 1.0], 8: [2.0, 4.0, 2.0, 3.0, 9.0], 16: [3.0, 6.0, 3.0, 4.5, 3.0]}
+    assert at_one_pace(row) == {0: [1.0] * 5, 8: [2.0, 2.0, 2.0, 2.0, 9.0], 16: [3.0] * 5}
+
+
+def test_ratios_within_a_row_hold_where_the_machine_changes_its_speed() -> None:
+    """Half of the turns are on a machine half as fast: nothing varies but its pace, so nothing is timed again."""
+    clock, ran = [0.0], []
+
+    def step(requests: int, total: int) -> None:
+        slow = 2.0 if len(ran) // 3 >= WARM_UP + 3 else 1.0
+        clock[0] += slow * {0: 1.0, 4: 2.0, 8: 4.0}[total]
+        ran.append(total)
+
+    table = open_table("off", D, {})
+    table.measure({4: [0, 4, 8]}, 64, step, lambda: clock[0])
+    assert table.seconds == {64: {4: {0: 1.0, 4: 2.0, 8: 4.0}}}
+    assert (table.unsteady, len(ran)) == ({}, 3 * (WARM_UP + REPEATS))
 
 
 def test_one_hiccup_among_the_repeats_does_not_matter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,11 +12,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_dcut.bench.drafter import make_drafter
-from hf_dcut.bench.methods import Setting, applies, check_method, requests_of, run, shorter
+from hf_dcut.bench.methods import Setting, applies, check_method, requests_of, shorter
 from hf_dcut.bench.peers import PEERS, SINGLE
 from hf_dcut.bench.runner import load
+from hf_dcut.bench.running import in_turns, run
+from hf_dcut.cache import SlotCache
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.dflash import DFlashDrafter
+from hf_dcut.engine import Engine
+from hf_dcut.requests import Request
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [14], [15, 16]]
 NEW = 10
@@ -48,6 +53,56 @@ def test_ours(method: str, setting: Setting, answers: Sequence[list[int]]) -> No
     assert outcome.stats.new_tokens == outcome.tokens
     assert 0 < outcome.first_token < outcome.seconds
     assert outcome.peak_bytes is None or outcome.peak_bytes > 1 << 20
+
+
+def test_methods_in_turns_say_the_same_and_each_has_its_own_seconds(
+    setting: Setting, answers: Sequence[list[int]]
+) -> None:
+    begin = time.perf_counter()
+    outcomes = in_turns(["plain", "auto", "1.0"], setting, PROMPTS)
+    whole = time.perf_counter() - begin
+    for method, outcome in outcomes.items():
+        alone = run(method, setting, PROMPTS)
+        assert outcome.sequences == list(answers), method
+        assert outcome.stats is not None
+        assert alone.stats is not None
+        assert outcome.stats.new_tokens == alone.stats.new_tokens, method
+        assert 0 < outcome.first_token < outcome.seconds, method
+    assert sum(outcome.seconds for outcome in outcomes.values()) < whole
+
+
+def test_the_next_step_is_that_of_the_method_that_is_behind(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding takes many steps for what verifying an oracle's drafts makes of one; both progress alike."""
+    engines: list[Engine] = []
+    ahead: list[int] = []
+    step = Engine.step
+
+    def watched(engine: Engine) -> list[Request]:
+        if engine not in engines:
+            engines.append(engine)
+        least = min(other.stats.new_tokens for other in engines if other.busy)
+        ahead.append(engine.stats.new_tokens - least)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", watched)
+    outcomes = in_turns(["plain", "1.0"], setting, PROMPTS)
+    plain, full = (outcome.stats.steps for outcome in outcomes.values() if outcome.stats is not None)
+    assert plain > 3 * full
+    assert set(ahead) == {0}
+
+
+def test_a_warm_up_has_full_caches_and_few_tokens(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    make = SlotCache.__init__
+    monkeypatch.setattr(
+        SlotCache,
+        "__init__",
+        lambda self, shapes, slots, length, *rest: (lengths.append(length), make(self, shapes, slots, length, *rest))[
+            1
+        ],
+    )
+    assert [len(said) for said in run("plain", setting, PROMPTS, 2).sequences] == [2] * len(PROMPTS)
+    assert lengths == [4 + NEW]
 
 
 @pytest.mark.parametrize("method", ["generate", "assisted", "prompt-lookup", "generate-batch"])

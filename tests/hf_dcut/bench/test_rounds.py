@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_dcut.bench import rounds
 from hf_dcut.bench.drafter import make_drafter
 from hf_dcut.bench.methods import Outcome, Setting
-from hf_dcut.bench.rounds import blocks_of, reference_of, rounds_of, run_rounds
+from hf_dcut.bench.rounds import blocks_of, reference_of, rounds_of, run_rounds, warm_up
 
 PROMPTS = [[5 + i, 6 + i] for i in range(10)]
 
@@ -59,6 +59,22 @@ def test_rounds_of_a_model(setting: Setting) -> None:
         assert "stats" not in entry["methods"]["generate"]
         assert entry["methods"]["1.0"]["stats"]["rows"] > 0
     assert len(found[0]["answers"]) == 5
+
+
+def test_rounds_in_which_ours_take_turns(setting: Setting) -> None:
+    methods = ("plain", "generate", "1.0")
+    seen: list[str] = []
+    found = list(run_rounds(setting, PROMPTS, methods, 2, progress=seen.append, turns="step"))
+    assert sorted(seen) == sorted([*methods, *methods])
+    for entry in found:
+        assert [values["equal"] for values in entry["methods"].values()] == [5] * 3
+        assert [values["peak_bytes"] is None for values in entry["methods"].values()] == [True, False, True]
+
+
+def test_the_warm_up_tells_each_methods_memory(setting: Setting) -> None:
+    peaks = warm_up(setting, PROMPTS, ("generate", "plain"))
+    assert list(peaks) == ["generate", "plain"]
+    assert all(peak is None or peak > 1 << 20 for peak in peaks.values())
 
 
 def test_a_wrong_answer_is_a_mismatch(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import torch
 from hf_dcut.bench.gpu.chain import ChainOracle
 from hf_dcut.bench.gpu.rig import Rig
 from hf_dcut.bench.gpu.shapes import SMALL, chain_model, random_prompts, successors
-from hf_dcut.bench.methods import Setting, run
+from hf_dcut.bench.methods import Setting
+from hf_dcut.bench.running import run
 from hf_dcut.drafters.dflash.bound import BoundDFlash
 from hf_dcut.types import Batch, Drafts
 
