@@ -101,16 +101,17 @@ class BoundPromptLookup(BoundDrafter):
         known = torch.nn.functional.pad(text.masked_fill(place >= end[:, None], -1), (0, self.draft_tokens), value=-1)
         ahead = torch.arange(1, self.draft_tokens + 1, device=text.device)
         token = known.gather(1, last.clamp_min(0)[:, None] + ahead)
-        agree, confidence = occurs, []
-        for k, drafted in enumerate(token.unbind(1), 1):
-            following = known[:, k : k + length]
-            voters = agree & (following >= 0)
-            agree = voters & (following == drafted[:, None])
-            # The drafts before this one match too, if it counts at all.
-            confidence.append(agree.sum(1) / (voters.sum(1) + _DOUBTERS / (matching + k - 1)))
+        # [B, D, length]: what follows each place, k tokens on, and whether it is known.
+        following, there = (x.unfold(1, length, 1)[:, 1:] for x in (known, known >= 0))
+        same = (following == token[:, :, None]) & there
+        agree = torch.cat([occurs[:, None], same], 1).cumprod(1, dtype=torch.uint8)
+        # A place votes on a draft if those before it match too.
+        voters = (agree[:, :-1] * there).sum(2, dtype=torch.int32)
+        doubt = _DOUBTERS / (matching[:, None] + ahead - 1)
+        confidence = agree[:, 1:].sum(2, dtype=torch.int32) / (voters + doubt)
         count = torch.where(last >= 0, (end - 1 - last).clamp(0, self.draft_tokens), 0)
         # Places without a draft must still hold tokens.
-        return token.clamp_min(0), torch.stack(confidence, 1).float(), count
+        return token.clamp_min(0), confidence.float(), count
 
     def move(self, source: int, destination: int) -> None:
         self.tokens[destination] = self.tokens[source]
