@@ -24,6 +24,9 @@ from hf_dcut.types import Batch, Drafts
 
 # Few enough that calls of many lengths share their entries.
 _KV_LENGTHS = tuple(1 << k for k in range(12))
+# Shares of the positions at which steps are measured: the paper's, and where "auto" mostly chooses, finer ones, since a
+# step's seconds do not grow on a line there.
+_RATIOS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 # Confidence of the drafts of the least and of the most certain of the made-up requests.
 _CERTAINTY = (0.5, 0.9)
 
@@ -60,16 +63,17 @@ def measure_costs(
         graphs: recorded steps, which are then what is measured.
     """
     depth, ranks = costs.draft_tokens, target.ranks
+    ratios = _RATIOS if graphs is None else PAPER_RATIOS
     engine = Engine(target, cache, BoundWrapped(drafter, _mixed_blocks), depth, config, None, Stats(), graphs, ranks)
     engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:
-        return sorted({requests, *(positions(ratio, requests, depth) for ratio in PAPER_RATIOS)})
+        return sorted({requests, *(positions(ratio, requests, depth) for ratio in ratios)})
 
     def step(requests: int, total: int) -> None:
         fake = [_fake_request(slot, kv_length, depth) for slot in range(requests)]
-        ratios = (total / (requests * (depth + 1)),) if total else None
-        engine.advance(fake, ratios)
+        share = (total / (requests * (depth + 1)),) if total else None
+        engine.advance(fake, share)
 
     missing = ranks.share(lambda: costs.missing(batch_sizes, totals, kv_length))
     if not missing:

@@ -143,6 +143,17 @@ def test_a_draft_vocabulary_is_a_part_of_a_head_that_only_we_changed(
     torch.testing.assert_close(logits, F.linear(hidden, model.lm_head.weight)[:, ids])
 
 
+def test_a_draft_vocabulary_in_bfloat16_is_laid_out_by_columns(tiny_llama: Callable[..., PreTrainedModel]) -> None:
+    """Turning the weight over at every call would take as long as the product."""
+    model = wide(tiny_llama).bfloat16()
+    ids = torch.arange(0, 128, 2)
+    hidden = torch.randn(5, model.config.hidden_size, dtype=torch.bfloat16)
+    head = target_head(model, ids, torch.bfloat16, torch.device("cpu"))
+    torch.testing.assert_close(head(hidden), F.linear(hidden, model.lm_head.weight[ids]))
+    (weight,) = (cell.cell_contents for cell in head.__closure__ or () if isinstance(cell.cell_contents, torch.Tensor))
+    assert weight.stride() == (1, 64)
+
+
 def test_a_copy_made_meanwhile_has_weights_of_its_own(tiny_llama: Callable[..., PreTrainedModel]) -> None:
     model = wide(tiny_llama)
     with thin_head(model):
