@@ -1,9 +1,9 @@
 """Measured seconds of a step, C(B, T): what the budget is weighed against (the paper's section 3.3 and table 3).
 
 A step is measured whole, drafting to commit, on the model that will run it: B in powers of two, T at the anchors alone
-and at some shares of the positions, and the plain step, all in turns. Between measured points T is interpolated at equal
-share of positions, and the nearest measured B stands for its neighbours. The table is kept as JSON with a fingerprint of
-everything the seconds depend on, so the next process starts with it.
+and at some shares of the positions, and the plain step, all in turns. Between measured points T is interpolated at
+equal share of positions, and the nearest measured B stands for its neighbours. The table is kept as JSON with a
+fingerprint of everything the seconds depend on, so the next process starts with it.
 
 Steps that run correct the table. Only ratios of its entries decide anything, so a machine that is slower for a while,
 which only the steps that happen to run would show, must not be taken for dearer steps of that kind: `CostTable.pace`.
