@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -73,41 +73,30 @@ class _Run:
         depth = setting.draft_tokens or drafter.draft_tokens
         if policy is not None:
             drafter = Wrapped(drafter, limited(policy, depth))
-        self._config = DCutConfig(budget=budget, draft_tokens=depth, cost_table="off" if costs is None else costs)
-        self._drafter, self._setting = None if budget == "none" else drafter, setting
-        self.requests = requests_of(setting, prompts, tokens)
-        self.seconds, self._first = 0.0, dict.fromkeys(range(min(setting.batch, len(prompts))), 0.0)
+        config = DCutConfig(budget=budget, draft_tokens=depth, cost_table="off" if costs is None else costs)
+        slots, widest = min(setting.batch, len(prompts)), max(map(len, prompts))
+        proposer, longest = None if budget == "none" else drafter, widest + setting.max_new_tokens
+        self._opened = open_engine(setting.model, proposer, config, slots, widest, longest)
+        self._device, self.requests = setting.model.device, requests_of(setting, prompts, tokens)
+        self.seconds, self._first = 0.0, dict.fromkeys(range(slots), 0.0)
 
     def __enter__(self) -> Self:
-        begin, setting = time.perf_counter(), self._setting
-        widest = max(len(request.prompt) for request in self.requests)
-        with ExitStack() as stack:
-            opened = open_engine(
-                setting.model,
-                self._drafter,
-                self._config,
-                len(self._first),
-                widest,
-                widest + setting.max_new_tokens,
-            )
-            self.engine = stack.enter_context(opened)
-            self._open = stack.pop_all()
+        begin = time.perf_counter()
+        self.engine = self._opened.__enter__()
         for request in self.requests:
             self.engine.roster.add(request)
         self.seconds += time.perf_counter() - begin
         return self
 
-    def __exit__(self, *error: object) -> None:
-        begin = time.perf_counter()
-        self._open.close()
-        self.seconds += time.perf_counter() - begin
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
 
     def step(self) -> None:
         """Takes a step, and waits for the device."""
         begin = time.perf_counter()
         self.engine.step()
-        if self._setting.model.device.type == "cuda":
-            torch.cuda.synchronize(self._setting.model.device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         self.seconds += time.perf_counter() - begin
         for index, known in self._first.items():
             if not known and self.requests[index].tokens:
