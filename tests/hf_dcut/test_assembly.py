@@ -41,7 +41,7 @@ def test_warmup_returns_a_table_and_writes_it(tiny_llama: Builder, tmp_path: Pat
     assert table.drafted(4, 8, 32) > 0
     saved = json.loads(path.read_text())["seconds"]
     measured = {b: sorted(map(int, row)) for b, row in saved["32"].items()}
-    assert measured == {"1": [0, 1, 2, 3, 4], "4": [0, 4, 8, 12, 16]}
+    assert measured == {"1": [0, 1, 2, 3, 4], "4": [0, 4, 6, 8, 12, 16]}
     assert "B = 4   plain" in str(table)
 
 
@@ -94,7 +94,7 @@ def test_only_what_is_missing_is_measured(tiny_llama: Builder, tmp_path: Path, m
 
     monkeypatch.setattr(CostTable, "measure", spy)
     warmup(tiny_llama(), DRAFTER, [1, 2], config, max_length=64)
-    assert asked == [{2: [0, 2, 4, 6, 8]}]
+    assert asked == [{2: [0, 2, 3, 4, 6, 8]}]
 
 
 @pytest.mark.slow
