@@ -143,18 +143,10 @@ class CostTable:
         for requests, row in times.items():
             rows[requests] = rising({total: statistics.median(values) for total, values in row.items()})
             self.unsteady.pop((kv_length, requests), None)
-            if not is_steady(row):
-                self.unsteady[kv_length, requests] = os.getpid()
-        self._tell_unsteady([requests for requests in missing if (kv_length, requests) in self.unsteady])
+        unsteady = [requests for requests, row in times.items() if not is_steady(row)]
+        self.unsteady |= {(kv_length, requests): os.getpid() for requests in unsteady}
+        _tell_unsteady(unsteady)
         return clock() - begin
-
-    def _tell_unsteady(self, batch_sizes: Sequence[int]) -> None:
-        if batch_sizes:
-            logger.warning(
-                "step costs of %s varied by more than %.0f%% while they were measured: the machine is busy with other "
-                "things, and budgets may be chosen badly. They will be measured again by the next process",
-                *(", ".join(f"B = {requests}" for requests in batch_sizes), 100 * STEADY),
-            )
 
     def save(self) -> None:
         """Writes the table to its file, whole or not at all; warns where it cannot be written."""
@@ -241,6 +233,15 @@ def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fin
     table = CostTable(draft_tokens, fingerprint, path)
     table._load()
     return table
+
+
+def _tell_unsteady(batch_sizes: Sequence[int]) -> None:
+    if batch_sizes:
+        logger.warning(
+            "step costs of %s varied by more than %.0f%% while they were measured: the machine is busy with other "
+            "things, and budgets may be chosen badly. They will be measured again by the next process",
+            *(", ".join(f"B = {requests}" for requests in batch_sizes), 100 * STEADY),
+        )
 
 
 def _read_seconds(content: dict[str, dict[str, dict[str, float]]]) -> dict[int, dict[int, dict[int, float]]]:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -94,13 +95,12 @@ def test_the_next_step_is_that_of_the_method_that_is_behind(setting: Setting, mo
 def test_a_warm_up_has_full_caches_and_few_tokens(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
     make = SlotCache.__init__
-    monkeypatch.setattr(
-        SlotCache,
-        "__init__",
-        lambda self, shapes, slots, length, *rest: (lengths.append(length), make(self, shapes, slots, length, *rest))[
-            1
-        ],
-    )
+
+    def watched(cache: SlotCache, shapes: Any, slots: int, length: int, *rest: Any) -> None:
+        lengths.append(length)
+        make(cache, shapes, slots, length, *rest)
+
+    monkeypatch.setattr(SlotCache, "__init__", watched)
     assert [len(said) for said in run("plain", setting, PROMPTS, 2).sequences] == [2] * len(PROMPTS)
     assert lengths == [4 + NEW]
 
