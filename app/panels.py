@@ -179,17 +179,26 @@ def _verdict(index: int, step: Step) -> str:
 
 
 def _lens_row(row: Row) -> str:
-    chips = "".join(_chip(draft) for draft in row.drafts) or "<li class='none'>nothing drafted</li>"
+    chips = [_chip(draft, _fork(row, place)) for place, draft in enumerate(row.drafts)]
+    drafted = "".join(chips) or "<li class='none'>nothing drafted</li>"
     own = f'<span class="token">{_visible(row.own)}</span>' if row.own else "–"
-    return f'<tr><th scope="row">{row.request + 1}</th><td><ol>{chips}</ol></td><td>{own}</td></tr>'
+    return f'<tr><th scope="row">{row.request + 1}</th><td><ol>{drafted}</ol></td><td>{own}</td></tr>'
 
 
-def _chip(draft: Draft) -> str:
+def _fork(row: Row, place: int) -> str:
+    """Returns what a draft follows, if that is not the one before it: the draft's text, or the request's last token."""
+    parent = row.drafts[place].parent
+    if parent == place - 1:
+        return ""
+    return f"<small>after {_visible(row.drafts[parent].text) if parent >= 0 else 'the anchor'}</small>"
+
+
+def _chip(draft: Draft, fork: str = "") -> str:
     fate = "accepted" if draft.accepted else "rejected" if draft.kept else "cut"
     return (
         f'<li class="{fate}"><span class="token">{_visible(draft.text)}</span>'
         f'<span class="mark" aria-hidden="true">{_MARKS[fate]}</span><span class="unseen">{fate}, </span>'
-        f"<small>conf {_share(draft.confidence)}</small><small>surv <b>{_share(draft.survival)}</b></small></li>"
+        f"{fork}<small>conf {_share(draft.confidence)}</small><small>surv <b>{_share(draft.survival)}</b></small></li>"
     )
 
 

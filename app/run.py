@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,6 +19,7 @@ from hf_dcut.app.settings import Limits, Settings
 from hf_dcut.app.trace import Answer, Draft, Piece, Row, Step, Trace
 from hf_dcut.assembly import open_engine
 from hf_dcut.bench.prompts import encode_each
+from hf_dcut.branching import parents
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
 from hf_dcut.drafters.base import BoundDrafter, Drafter
@@ -113,12 +116,13 @@ class Run:
     def _take(self, record: StepRecord, before: list[int], costs: CostTable | None) -> None:
         """Adds the step's tokens to the answers and the step to the trace."""
         accepted = dict(zip(record.requests, record.accepted, strict=True))
-        last = {}
+        last, agreed = {}, dict[int, list[int]]()
         for request, answer, start in zip(self.requests, self.trace.answers, before, strict=True):
             for place, token in enumerate(request.tokens[start:]):
                 ends = request.finish_reason is not None and start + place + 1 == len(request.tokens)
                 self._streamer.put(request.id, [token], ends)
                 answer.pieces.append(Piece(token, self._pieces.pop(), place < accepted.get(request.id, 0)))
+            agreed[request.id] = request.tokens[start:][: accepted.get(request.id, 0)]
             answer.finish_reason = request.finish_reason
             last[request.id] = answer.pieces[-1] if len(request.tokens) > start else None
         if not record.requests:
@@ -126,7 +130,7 @@ class Run:
         seen = self.drafter.take() if self.drafter else None
         rows = []
         for place, number in enumerate(record.requests):
-            drafts = self._drafts(seen, place, record) if seen and record.budget is not None else ()
+            drafts = self._drafts(seen, place, record, agreed[number]) if seen and record.budget is not None else ()
             piece, answer = last[number], self.trace.answers[number]
             own = piece.text if piece and not piece.drafted else ""
             rows.append(Row(number, drafts, own, answer.finish_reason is not None))
@@ -142,21 +146,24 @@ class Run:
             )
         )
 
-    def _drafts(self, seen: Seen, place: int, record: StepRecord) -> tuple[Draft, ...]:
-        """Returns the drafts of one request, which stands in this row of the batch."""
-        count = record.drafted[place]
-        columns = zip(seen.token[place], seen.confidence[place], seen.survival[place], strict=True)
+    def _drafts(self, seen: Seen, place: int, record: StepRecord, agreed: list[int]) -> tuple[Draft, ...]:
+        """Returns the drafts of one request, which stands in this row of the batch, given those that were accepted."""
+        token, parent, survival = (column[place] for column in (seen.token, seen.parent, seen.survival))
+        path = [-1]
+        for wanted in agreed:
+            nodes = range(path[-1] + 1, len(token))
+            path.append(next(node for node in nodes if parent[node] == path[-1] and token[node] == wanted))
         return tuple(
             Draft(
-                token=token,
-                text=self.models.tokenizer.decode([token]),
-                confidence=confidence,
-                survival=survival,
+                token=token[node],
+                text=self.models.tokenizer.decode([token[node]]),
+                parent=parent[node],
+                confidence=survival[node] / ((survival[parent[node]] if parent[node] >= 0 else 1.0) or 1.0),
+                survival=survival[node],
                 kept=node < record.kept[place],
-                accepted=node < record.accepted[place],
+                accepted=node in path,
             )
-            for node, (token, confidence, survival) in enumerate(columns)
-            if node < count
+            for node in range(record.drafted[place])
         )
 
     def _curve(self, rows: list[Row], record: StepRecord, costs: CostTable | None) -> Curve | None:
@@ -169,10 +176,10 @@ class Run:
 
 
 class Seen:
-    """What a drafter proposed in one step, in host numbers: token, confidence and survival, [B][D]."""
+    """What a drafter proposed in one step, in host numbers: token, parent and survival, [B][D]."""
 
     def __init__(self, drafts: Drafts, survival: Tensor):
-        self.token, self.confidence = drafts.token.tolist(), drafts.confidence.float().tolist()
+        self.token, self.parent = drafts.token.tolist(), parents(drafts).tolist()
         self.survival = survival.tolist()
 
 
@@ -199,14 +206,13 @@ class Watched:
 
     def _bind(self, *args: Any) -> BoundDrafter:
         bound: Any = self.inner.bind(*args)
-        propose = bound.propose
 
-        def seen(batch: Batch) -> Drafts:
-            drafts: Drafts = propose(batch)
+        def seen(propose: Callable[[Batch], Drafts], batch: Batch) -> Drafts:
+            drafts = propose(batch)
             self._seen = Seen(drafts, score(drafts, batch).survival)
             return drafts
 
-        bound.propose = seen
+        bound.propose, bound.propose_tree = partial(seen, bound.propose), partial(seen, bound.propose_tree)
         return bound
 
 

@@ -14,14 +14,17 @@ class Draft:
 
     Attributes:
         token, text: what was drafted.
-        confidence: probability the drafter gives it, given that those before it hold.
-        survival: product of the confidences up to it: probability that it is committed.
+        parent: place of the draft it follows in the request's row, which in a tree need not be the one before; -1 is
+            the anchor.
+        confidence: probability the drafter gives it, given that those it follows hold.
+        survival: product of the confidences of those it follows and its own: probability that it is committed.
         kept: whether it was verified.
         accepted: whether the target agreed.
     """
 
     token: int
     text: str
+    parent: int
     confidence: float
     survival: float
     kept: bool

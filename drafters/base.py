@@ -25,13 +25,17 @@ class Drafter(ABC):
         draft_tokens: D, how many tokens are proposed a step.
         independent: whether each place's distribution is the same whatever is drawn at the others, as in a block
             drafter that fills all masks at once. Only then can drafts be sampled and still be cut in the same step.
+        branches: whether `propose_tree` offers more than the chain of `propose`.
         taps: target layers (0-based decoder layer indices) whose output `observe` wants, in the order of the columns.
+        networks: modules of its own, whose linear layers are prepacked on a CPU.
         layers: decoder layers of its own, if it has any: `DCutConfig(compile=True)` compiles their norms and MLPs.
     """
 
     draft_tokens: int
     independent: bool = False
+    branches: bool = False
     taps: tuple[int, ...] = ()
+    networks: Iterable[nn.Module] = ()
     layers: Iterable[nn.Module] = ()
 
     @abstractmethod
@@ -78,6 +82,10 @@ class BoundDrafter(ABC):
     @abstractmethod
     def propose(self, batch: Batch) -> Drafts:
         """Returns up to D drafts for each request of the batch, after its anchor."""
+
+    def propose_tree(self, batch: Batch) -> Drafts:
+        """Returns up to D nodes for each request of the batch, a tree of what may follow its anchor."""
+        return self.propose(batch)
 
     def propose_logits(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns logits [B, D, C] of each draft place and the C token ids they are of, None for the whole vocabulary.

@@ -16,13 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_dcut.drafters.base import BoundDrafter, Drafter
+from hf_dcut.drafters.trees import merge
 from hf_dcut.kernels import survivals
 from hf_dcut.types import Batch, Committed, Drafts
 from hf_dcut.wording import counted
 
 
 class BestOf(Drafter):
-    """Several drafters that propose chains.
+    """Several drafters. Where trees are verified, all their drafts compete for a place in one.
 
     Args:
         drafters: two or more; where two promise the same, the earlier one is taken.
@@ -42,8 +43,10 @@ class BestOf(Drafter):
                     f"hf_dcut.AutoDrafter.from_pretrained(folder_or_hub_id)"
                 )
         self.drafters = tuple(drafters)
+        self.branches = True
         self.draft_tokens = max(drafter.draft_tokens for drafter in drafters)
         self.taps = tuple(tap for drafter in drafters for tap in drafter.taps)
+        self.networks = [network for drafter in drafters for network in drafter.networks]
         self.layers = [layer for drafter in drafters for layer in drafter.layers]
 
     def check(self, target: PreTrainedModel) -> None:
@@ -93,6 +96,11 @@ class BoundBestOf(BoundDrafter):
         count = torch.stack([drafts.count for drafts in offers])
         rows = torch.arange(len(batch), device=best.device)
         return Drafts.chain(token[best, rows], confidence[best, rows], count[best, rows])
+
+    def propose_tree(self, batch: Batch) -> Drafts:
+        """Returns the likeliest nodes of all drafters' trees."""
+        offers = [drafter.propose_tree(batch) for drafter in self.drafters]
+        return merge(offers, max(drafts.token.shape[1] for drafts in offers))
 
     def move(self, source: int, destination: int) -> None:
         for drafter in self.drafters:

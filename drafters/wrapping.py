@@ -23,6 +23,7 @@ class Wrapped(Drafter):
     def __init__(self, drafter: Drafter, change: Change):
         self.drafter, self.change = drafter, change
         self.draft_tokens, self.taps, self.layers = drafter.draft_tokens, drafter.taps, drafter.layers
+        self.branches, self.networks = drafter.branches, drafter.networks
 
     def check(self, target: PreTrainedModel) -> None:
         self.drafter.check(target)
@@ -49,6 +50,9 @@ class BoundWrapped(BoundDrafter):
 
     def propose(self, batch: Batch) -> Drafts:
         return self.change(self.drafter.propose(batch), batch)
+
+    def propose_tree(self, batch: Batch) -> Drafts:
+        return self.change(self.drafter.propose_tree(batch), batch)
 
     def move(self, source: int, destination: int) -> None:
         self.drafter.move(source, destination)

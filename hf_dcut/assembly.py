@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
@@ -30,11 +30,12 @@ from hf_dcut.kernels import attention_path
 from hf_dcut.lengths import check_length
 from hf_dcut.machine import machine_fingerprint
 from hf_dcut.memory import check_memory, fitting_slots
+from hf_dcut.prepacking import prepacked, runs_packed
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
 from hf_dcut.skipping import keep_balance, last_balance
+from hf_dcut.states import StateShape
 from hf_dcut.stats import Stats
 from hf_dcut.target import Target
-from hf_dcut.thin import thin_head
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def open_engine(
     depth = _depth(drafter, config)
     length = longest + (drafter.draft_tokens if drafter else 0)
     taps = drafter.taps if drafter else ()
-    with Target(model, taps) as target, compiling(config, target, drafter), thin_head(model):
+    with Target(model, taps) as target, compiling(config, target, drafter), _prepacked(config, model, drafter):
         if target.ranks.size > 1:
             sizes = {"requests": (slots, prompt, longest)}
             target.ranks.check({**_facts(target, drafter, config), **sizes, **(facts or {})})
@@ -87,15 +88,16 @@ def open_engine(
         stats = stats or Stats()
         at_once = sorted({*powers_of_two(slots), slots})
         graphs = open_graphs(config, FixedStep(target, cache, bound, depth), at_once, slots, longest - prompt)
+        tree = _draws_trees(config, target, drafter, graphs)
         costs, balance = None, 0.0
         if drafter is not None and bound is not None and config.budget == "auto":
-            costs = _costs(config, depth, target, drafter, graphs)
+            costs = _costs(config, depth, target, drafter, graphs, tree)
             if batch_sizes is None:
                 # A table that was handed over is taken as it is.
                 batch_sizes = () if costs is config.cost_table else powers_of_two(slots)
-            stats.profile_seconds = _measure(costs, target, cache, bound, config, batch_sizes, longest, graphs)
+            stats.profile_seconds = _measure(costs, target, cache, bound, config, batch_sizes, longest, graphs, tree)
             balance = 0.0 if config.deterministic else target.ranks.share(partial(last_balance, model, drafter))
-        engine = Engine(target, cache, bound, depth, config, costs, stats, graphs, target.ranks, balance)
+        engine = Engine(target, cache, bound, depth, config, costs, stats, graphs, target.ranks, balance, tree)
         yield engine
         if drafter is not None and engine.skip is not None and not config.deterministic:
             keep_balance(model, drafter, engine.skip.balance)
@@ -130,13 +132,16 @@ def warmup(
         return engine.costs
 
 
-def fingerprint(target: Target, drafter: Drafter, graphs: str | None = None, compiled: bool = False) -> dict[str, Any]:
+def fingerprint(
+    target: Target, drafter: Drafter, graphs: str | None = None, compiled: bool = False, tree: bool = False
+) -> dict[str, Any]:
     """Returns everything the seconds of a step depend on, JSON-able.
 
     Args:
         target, drafter: whose step it is.
         graphs: where its budget comes from, if it is replayed as CUDA graphs.
         compiled: whether norms and MLPs are compiled.
+        tree: whether its drafts are trees.
     """
     config = target.model.config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "architectures"):
@@ -152,6 +157,8 @@ def fingerprint(target: Target, drafter: Drafter, graphs: str | None = None, com
         "drafter": drafter.fingerprint(),
         "cuda_graphs": graphs,
         "compile": compiled,
+        "draft_tree": tree,
+        "prepacked": runs_packed(target.model),
         **({"adapters": adapters} if adapters else {}),
     }
 
@@ -178,12 +185,43 @@ def _depth(drafter: Drafter | None, config: DCutConfig) -> int:
     return wanted or drafter.draft_tokens
 
 
-def _costs(config: DCutConfig, depth: int, target: Target, drafter: Drafter, graphs: Graphs | None) -> CostTable:
+def _prepacked(config: DCutConfig, model: PreTrainedModel, drafter: Drafter | None) -> AbstractContextManager[None]:
+    """Returns the context in which linear layers are prepacked: all, but of what is compiled only the head."""
+    head = model.get_output_embeddings()
+    if config.compile:
+        return prepacked([] if head is None else [head], config.prepack)
+    return prepacked([model, *(drafter.networks if drafter else ())], config.prepack)
+
+
+def _draws_trees(config: DCutConfig, target: Target, drafter: Drafter | None, graphs: Graphs | None) -> bool:
+    """Returns whether drafts are trees.
+
+    Raises:
+        ValueError: they cannot be, but must.
+    """
+    if drafter is None or config.draft_tree is False:
+        return False
+    windows = any(isinstance(shape, StateShape) or shape.window is not None for shape in target.shapes)
+    problems = {
+        f"{drafter} proposes chains": not drafter.branches,
+        "drawn drafts (proposals='sampled') are chains": config.proposals != "greedy",
+        f"{type(target.model).__name__} has recurrent or sliding layers, which do not know them": windows,
+        "steps recorded as CUDA graphs hold chains": graphs is not None,
+    }
+    found = [problem for problem, there in problems.items() if there]
+    if found and config.draft_tree is True:
+        raise ValueError(f"dcut draft_tree=True: {'; '.join(found)}. Give 'auto' or False")
+    return not found
+
+
+def _costs(
+    config: DCutConfig, depth: int, target: Target, drafter: Drafter, graphs: Graphs | None, tree: bool
+) -> CostTable:
     """Returns the cost table: the one handed over, or what the first process's file knows."""
 
     def opened() -> CostTable:
         budget = config.cuda_graph_budget if graphs else None
-        return open_table(config.cost_table, depth, fingerprint(target, drafter, budget, config.compile))
+        return open_table(config.cost_table, depth, fingerprint(target, drafter, budget, config.compile, tree))
 
     return opened() if isinstance(config.cost_table, CostTable) else target.ranks.share(opened)
 
@@ -207,9 +245,10 @@ def _measure(
     sizes: Iterable[int],
     longest: int,
     graphs: Graphs | None,
+    tree: bool,
 ) -> float:
     """Returns the seconds spent on entries that the table lacked."""
-    seconds = measure_costs(costs, target, cache, drafter, config, sizes, kv_length_for(longest), graphs)
+    seconds = measure_costs(costs, target, cache, drafter, config, sizes, kv_length_for(longest), graphs, tree)
     if seconds:
         logger.info("measured step costs in %.1f s (%s)\n%s", seconds, costs.path or "kept in memory", costs)
     return seconds

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
-from hf_dcut.kernels import attention_path, band, decode_attention, prefill_attention
+from hf_dcut.kernels import attention_path, band, check, decode_attention, fork, prefill_attention
 from hf_dcut.kernels import packed_attention as ragged_attention
 from hf_dcut.types import Packed
 
@@ -220,15 +220,34 @@ class PackedAttention:
         if length not in self.begin:
             slot = packed.slot[packed.start[:-1].long()]
             self.begin[length] = nn.functional.pad(slot * length, (0, 1)).int()
-        width = packed.width if packed.decoding == len(packed.used) else len(packed)
-        layout = (packed.start, self.begin[length], packed.used, width, packed.reach, *formula)
-        return ragged_attention(rows, keys, values, *layout, ancestors=packed.ancestors, path=path)
+        begin, decoding, requests = self.begin[length], packed.decoding, len(packed.used)
+        if packed.ancestors is None or decoding == requests:
+            width = packed.width if decoding == requests else len(packed)
+            layout = (packed.start, begin, packed.used, width, packed.reach, *formula)
+            return ragged_attention(rows, keys, values, *layout, ancestors=packed.ancestors, path=path)
+        # Trees and prompts apart: only the former have ancestors.
+        edge, prompts = len(packed.ancestors), packed.start[decoding:]
+        trees = (packed.start[: decoding + 1], begin[: decoding + 1], packed.used[:decoding], packed.width)
+        texts = (prompts - prompts[:1], begin[decoding:], packed.used[decoding:], len(packed) - edge)
+        parts = (rows[:edge], trees, packed.ancestors), (rows[edge:], texts, None)
+        return torch.cat(
+            [
+                ragged_attention(own, keys, values, *layout, packed.reach, *formula, ancestors=ancestors, path=path)
+                for own, layout, ancestors in parts
+            ]
+        )
 
     def _decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Returns the mask of the decoding requests, [R, 1, W, reach]."""
         name = ("decode", 0, window)
         if name not in self.masks:
-            self.masks[name] = band(self.query_cell, self.packed.reach, window, dtype)[:, None]
+            if self.packed.ancestors is None:
+                mask = band(self.query_cell, self.packed.reach, window, dtype)
+            else:
+                every = torch.arange(len(self.packed), device=self.query_cell.device)
+                rows = every.view(self.query_cell.shape) if self.row is None else self.row
+                mask = self._fork(rows, self.packed.reach, window, dtype)
+            self.masks[name] = mask[:, None]
         return self.masks[name]
 
     def _piece_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
@@ -239,9 +258,19 @@ class PackedAttention:
             return None
         name = ("piece", index, window)
         if name not in self.masks:
-            cells = torch.arange(cell, length, device=self.packed.cell.device)
-            self.masks[name] = band(cells, length, window, dtype)
+            rows = torch.arange(first, end, device=self.packed.cell.device)
+            if self.packed.ancestors is None or first >= len(self.packed.ancestors):
+                self.masks[name] = band(rows + cell - first, length, window, dtype)
+            else:
+                self.masks[name] = self._fork(rows, length, window, dtype)
         return self.masks[name]
+
+    def _fork(self, rows: Tensor, cells: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Returns the mask of some rows of trees, [*rows.shape, cells]."""
+        packed = self.packed
+        assert packed.ancestors is not None
+        check(window, packed.ancestors)
+        return fork((packed.cell - packed.node - 1)[rows], packed.ancestors[rows], cells, dtype)
 
 
 def long_row(states: Tensor) -> tuple[Tensor, int]:

@@ -174,15 +174,30 @@ class SlotCache(Cache):
     def commit(self, verdict: Verdict, packed: Packed) -> None:
         """Makes the accepted rows the slot's content.
 
-        Plain K/V of a chain already lie in the right cells; recurrent states are replayed. Trees would be compacted.
+        Plain K/V of a chain already lie in the right cells, those of a tree's path are moved together; recurrent states
+        are replayed.
         """
-        assert packed.ancestors is None, "trees need their accepted path moved together"
+        if packed.ancestors is not None:
+            self._close_up(verdict, packed)
         if self.states:
             accepted = verdict.accepted[: packed.decoding]
             # One host read more, for targets with recurrent layers.
             longest = 1 + int(accepted.max()) if packed.decoding else 0
             for layer in self.states:
                 layer.commit(accepted, longest)
+
+    def _close_up(self, verdict: Verdict, packed: Packed) -> None:
+        """Moves the K/V of accepted paths to the cells behind their anchors."""
+        assert not self.states, "recurrent states know no trees"
+        rows = verdict.path[verdict.path >= 0]
+        # One host read more: how many lie elsewhere.
+        rows = rows[packed.cell[rows] != packed.text_cells()[rows]]
+        if not len(rows):
+            return
+        slot, cell, wanted = packed.slot[rows], packed.cell[rows], packed.text_cells()[rows]
+        for layer in self.layers:
+            assert isinstance(layer, SlotLayer)
+            layer.store(slot, wanted, layer.keys[slot, cell], layer.values[slot, cell])
 
 
 def cache_bytes(shapes: Sequence[LayerShape | StateShape], slots: int, length: int, dtype: torch.dtype) -> int:

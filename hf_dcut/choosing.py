@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from hf_dcut.acceptance import accept
 from hf_dcut.noise import Purpose, noise
 from hf_dcut.requests import Request
 from hf_dcut.tiers import Prefixes, align, process, reads_scores_alone
@@ -58,20 +59,25 @@ def choose(logits: Tensor, packed: Packed, requests: Sequence[Request], proposal
     if drawn:
         rows = _rows(drawn, token.device)
         seed = torch.cat([token.new_full((span.stop - span.start,), request.seed) for request, span in drawn])
-        token[rows] = draw(scores[rows], seed, packed.cell[packed.logit_rows[rows]] + 1)
+        token[rows] = draw(scores[rows], seed, packed.text_cells()[packed.logit_rows[rows]] + 1)
     for request, span in asked:
         if request.walked:
             with request.own_faults():
                 _walk(request, span, packed, scores, token)
     if proposal is not None:
         token = _reject(token, scores, packed, requests, proposal)
-    _check(token, packed, asked)
+    _check(token, packed, requests)
     return Choice(token, scores, _logprobs(scores, token) if any(r.keeps_logprobs for r in requests) else None)
 
 
 def takes_likeliest(requests: Sequence[Request]) -> bool:
     """Returns whether the target's token is the likeliest after every row, as the model's logits say."""
     return not any(r.processors or r.walked or r.samples or r.keeps_logprobs for r in requests)
+
+
+def branches(request: Request) -> bool:
+    """Returns whether a request's drafts may be a tree: whoever looks at the text is given chains."""
+    return not request.walked and reads_scores_alone(request.processors or ())
 
 
 def draw(scores: Tensor, seed: Tensor, position: Tensor, purpose: Purpose = Purpose.TARGET) -> Tensor:
@@ -193,14 +199,12 @@ def _logprobs(scores: Tensor, token: Tensor) -> Tensor:
     return scores.log_softmax(dim=-1).gather(1, token.clamp_min(0)[:, None])[:, 0]
 
 
-def _check(token: Tensor, packed: Packed, asked: Sequence[Asked]) -> None:
+def _check(token: Tensor, packed: Packed, requests: Sequence[Request]) -> None:
     """Raises RuntimeError for a request that is to draw where no distribution is, behind no rejected draft."""
-    if not any(request.samples for request, _ in asked) or not (token == BROKEN).any():
+    if not any(request.samples for request in requests) or not (token == BROKEN).any():
         return
-    for request, span in asked:
-        drafts = [*packed.token[packed.logit_rows[span][1:]].tolist(), None]
-        chosen = next(t for t, draft in zip(token[span].tolist(), drafts, strict=True) if t != draft)
-        if chosen == BROKEN:
+    for request, following in zip(requests, accept(token, packed).next.tolist(), strict=True):
+        if following == BROKEN:
             used = [*(request.processors or ()), *(request.walked or ())]
             source = f"the scores of {_names(used)}" if used else "the model's logits"
             with request.own_faults():

@@ -39,26 +39,27 @@ def commit(
     """
     decoding = packed.decoding
     drafts = packed.token[verdict.path[:, 1:].clamp_min(0)]
-    counts = packed.start.diff()
-    table = torch.zeros(len(requests), 3 + max(0, packed.width - 1), dtype=torch.int64, device=drafts.device)
-    table[:, 0], table[:, 1], table[:, 2] = counts, verdict.accepted, verdict.next
-    table[:decoding, 3:] = drafts
+    outcome = torch.zeros(len(requests), 3 + drafts.shape[1], dtype=torch.int64, device=drafts.device)
+    outcome[:, 0], outcome[:, 1], outcome[:, 2] = packed.start.diff(), verdict.accepted, verdict.next
+    outcome[:decoding, 3:] = drafts
     # The step's one host read of its outcome.
-    rows = table.tolist()
-    spans = _spans(packed, requests)
+    told = torch.cat([outcome.flatten(), verdict.path.flatten()]).tolist()
+    rows = _in_rows(told[: outcome.numel()], len(requests))
+    spans = _spans(rows, _in_rows(told[outcome.numel() :], decoding))
+    wanted = _logit_rows(packed, requests, spans)
     # One read more where log-probabilities are asked for.
     logprobs = [] if choice is None or choice.logprobs is None else choice.logprobs.tolist()
     scores = logits if choice is None else choice.scores
     outcomes = [
-        _advance(request, row, scores[span], logits[span], logprobs[span])
-        for request, row, span in zip(requests, rows, spans, strict=True)
+        _advance(request, row, scores[own], logits[own], [logprobs[i] for i in own] if logprobs else ())
+        for request, row, own in zip(requests, rows, wanted, strict=True)
     ]
     kept, accepted, added = zip(*outcomes, strict=True)
     cache.commit(verdict, packed)
-    committed = _committed_rows(rows, decoding).to(drafts.device)
+    committed = torch.tensor([place for span in spans for place in span]).to(drafts.device)
     return Committed(
         slot=packed.slot[committed],
-        cell=packed.cell[committed],
+        cell=packed.text_cells()[committed],
         position=packed.position[..., committed],
         token=packed.token[committed],
         taps=None if taps is None else taps[committed],
@@ -69,25 +70,33 @@ def commit(
     )
 
 
-def _committed_rows(rows: Sequence[Sequence[int]], decoding: int) -> Tensor:
-    """Returns which packed rows are now part of a request: anchors and accepted drafts, then all rows of prompts.
+def _in_rows(numbers: Sequence[int], count: int) -> list[Sequence[int]]:
+    """Returns a flat table as so many rows."""
+    width = len(numbers) // max(1, count)
+    return [numbers[row * width : (row + 1) * width] for row in range(count)]
+
+
+def _spans(rows: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """Returns the packed rows that are now part of each request: anchor and accepted drafts, or all of a prompt.
 
     Args:
         rows: packed rows of each request, and its accepted drafts.
-        decoding: how many of the requests decode.
+        paths: packed rows of the anchor and the accepted drafts, of those that decode.
     """
     ends = list(accumulate(row[0] for row in rows))
-    spans = [range(end - row[0], end) for end, row in zip(ends, rows, strict=True)]
-    for index, row in enumerate(rows[:decoding]):
-        spans[index] = spans[index][: row[1] + 1]
-    return torch.tensor([place for span in spans for place in span])
+    spans: list[Sequence[int]] = [range(end - row[0], end) for end, row in zip(ends, rows, strict=True)]
+    for index, path in enumerate(paths):
+        spans[index] = path[: rows[index][1] + 1]
+    return spans
 
 
-def _spans(packed: Packed, requests: Sequence[Request]) -> list[slice]:
-    """Returns each request's rows among the logits; empty spans when nobody keeps any, to spare the host read."""
-    if any(request.keeps_scores or request.keeps_logits or request.keeps_logprobs for request in requests):
-        return packed.logit_spans()
-    return [slice(0, 0)] * len(requests)
+def _logit_rows(packed: Packed, requests: Sequence[Request], spans: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns which logits each request's new tokens were chosen by; none when nobody keeps any."""
+    if not any(request.keeps_scores or request.keeps_logits or request.keeps_logprobs for request in requests):
+        return [[]] * len(requests)
+    # One read more. Those who decode come first and have the logits of all their rows.
+    prompts = packed.logit_spans()[packed.decoding :]
+    return [*map(list, spans[: packed.decoding]), *(list(range(span.start, span.stop)) for span in prompts)]
 
 
 def _advance(

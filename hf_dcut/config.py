@@ -27,6 +27,10 @@ class DCutConfig:
         proposals: "greedy" drafts the drafter's likeliest tokens, which the target's draws must then hit; "sampled"
             draws drafts from the drafter's own distribution and verifies them by rejection sampling. Same law either
             way; only sampling requests and block drafters know the second.
+        draft_tree: True verifies trees of drafts, of as many nodes as a chain has drafts: less likely tokens of a place
+            and the drafts of several drafters compete for the budget too. "auto" does so where it can be: with DFlash
+            drafters that fill all places at once, also beside prompt lookup, for models with full attention whose steps
+            are not recorded, and steps whose requests' processors look at scores alone. False verifies chains.
         draft_tokens: keep only the first so many drafts of the drafter's block; None keeps all.
         cost_table: where the measured seconds of a step are kept: "auto" for a file in the Hugging Face cache, a path,
             "off" to measure for this call alone, or a `CostTable` from `hf_dcut.warmup`.
@@ -41,6 +45,9 @@ class DCutConfig:
         cuda_graph_budget: where the budget of a recorded step comes from, if there is one to choose: "last" from the
             drafts of the last step, so that a step is one launch; "read" from its own, which the host reads as one
             number between two launches.
+        prepack: on a CPU, "auto" lays the weights of linear layers out for oneDNN, a copy for the time of the call,
+            where it takes a quarter of the free memory at most; True does so anyway, or raises where no layer can be;
+            False leaves them as they are. Beside `compile` it is the head's alone.
         compile: True runs norms and MLPs of decoder layers, the model's and a DFlash drafter's, fused by torch.compile
             for the time of the call; the first such call of a process compiles for a minute.
     """
@@ -48,6 +55,7 @@ class DCutConfig:
     budget: float | str = "auto"
     ratios: tuple[float, ...] | None = None
     proposals: str = "greedy"
+    draft_tree: bool | str = "auto"
     draft_tokens: int | None = None
     cost_table: str | os.PathLike[str] | CostTable = "auto"
     deterministic: bool = False
@@ -56,6 +64,7 @@ class DCutConfig:
     cuda_graphs: bool | str = "auto"
     cuda_graph_batch_sizes: tuple[int, ...] | None = None
     cuda_graph_budget: str = "last"
+    prepack: bool | str = "auto"
     compile: bool = False
 
     def __post_init__(self) -> None:
@@ -74,8 +83,9 @@ class DCutConfig:
         for name in ("deterministic", "compile"):
             if not isinstance(value := getattr(self, name), bool):
                 raise TypeError(f"dcut {name}={value!r}: give True or False")
-        if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
-            raise ValueError(f"dcut cuda_graphs={self.cuda_graphs!r}: give 'auto', True or False")
+        for name in ("draft_tree", "cuda_graphs", "prepack"):
+            if not isinstance(value := getattr(self, name), bool) and value != "auto":
+                raise ValueError(f"dcut {name}={value!r}: give 'auto', True or False")
         # Tables come after this module, so one is known by what the budget asks of it.
         if not isinstance(self.cost_table, (str, os.PathLike)) and not hasattr(self.cost_table, "drafted"):
             raise TypeError(f"dcut cost_table={self.cost_table!r}: give 'auto', 'off', a path or a CostTable")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_dcut.choosing import branches
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drawing import draw_drafts
@@ -38,6 +39,7 @@ class Drafting:
         depth: D, drafts used of a block.
         config: how drafts are made.
         vocabulary: V, of the target.
+        tree: whether drafts may be trees.
         agree: makes tensors the same in all processes.
         strict: whether the drafter's errors are raised after all: while its costs are measured, or where another
             process might go on drafting.
@@ -49,16 +51,17 @@ class Drafting:
         depth: int,
         config: DCutConfig,
         vocabulary: int,
+        tree: bool,
         agree: Callable[..., tuple[Tensor, ...]],
         strict: bool = False,
     ):
         self.drafter, self.depth, self.config, self.vocabulary = drafter, depth, config, vocabulary
-        self.agree, self.strict = agree, strict
+        self.tree, self.agree, self.strict = tree, agree, strict
         self._waiting: list[Committed] = []
         self._warned = False
 
     def propose(self, batch: Batch, decoding: Sequence[Request]) -> Drafts | None:
-        """Returns the first D drafts of the drafter's block, its likeliest tokens or drawn ones; None if it failed.
+        """Returns the first D drafts of the drafter's block or tree, its likeliest or drawn; None if it failed.
 
         Raises:
             torch.OutOfMemoryError: too many requests at once.
@@ -70,13 +73,19 @@ class Drafting:
             if self.config.proposals == "sampled" and all(request.samples for request in decoding):
                 logits, ids = drafter.propose_logits(batch)
                 drafts = draw_drafts(logits, ids, batch, decoding, self.vocabulary)
+            elif self.tree and all(branches(request) for request in decoding):
+                drafts = drafter.propose_tree(batch)
             else:
                 drafts = drafter.propose(batch)
-            token, parent, confidence = (x[:, : self.depth] for x in (drafts.token, drafts.parent, drafts.confidence))
-            count = drafts.count.clamp_max(self.depth)
-            token, parent, count, confidence = self.agree(token, parent, count, confidence)
-            return Drafts(token, parent, count, confidence, drafts.proposal)
+            return self._agreed(drafts.first(self.depth))
         return None
+
+    def _agreed(self, drafts: Drafts) -> Drafts:
+        """Returns the drafts that the first process made."""
+        token, count, confidence, *parent = self.agree(
+            drafts.token, drafts.count, drafts.confidence, *([] if drafts.parent is None else [drafts.parent])
+        )
+        return Drafts(token, count, confidence, parent[0] if parent else None, drafts.proposal)
 
     def observe(self, committed: Committed, at_once: bool = True) -> None:
         """Takes in what became part of the requests.

@@ -11,6 +11,7 @@ drawn before it are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -47,4 +48,4 @@ def draw_drafts(
     token = draw(scores.flatten(0, 1), seed.flatten(), position.flatten(), Purpose.DRAFT).view(rows, depth)
     probability = scores.softmax(dim=-1)
     drafts = Drafts.chain(token, probability.amax(dim=-1).masked_fill(broken[..., 0], torch.nan))
-    return Drafts(drafts.token, drafts.parent, drafts.count, drafts.confidence, Proposal(probability))
+    return replace(drafts, proposal=Proposal(probability))

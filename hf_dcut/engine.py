@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from hf_dcut.acceptance import accept
+from hf_dcut.branching import branch
 from hf_dcut.budget import NonFiniteScores
 from hf_dcut.cache import SlotCache
 from hf_dcut.calibration import Calibration
@@ -54,6 +55,7 @@ class Engine:
         graphs: recorded steps; None where all run eagerly.
         ranks: the processes that hold the target; this one alone when None.
         balance: what drafting has gained so far, as in `SkipRule`.
+        tree: whether drafts may be trees.
     """
 
     def __init__(
@@ -68,11 +70,13 @@ class Engine:
         graphs: Graphs | None = None,
         ranks: Ranks | None = None,
         balance: float = 0.0,
+        tree: bool = False,
     ):
         self.target, self.cache, self.depth = target, cache, depth
         self.config, self.costs, self.stats = config, costs, stats
         self.replaying, self.ranks = Replaying(graphs, costs, depth), ranks or Ranks()
-        self.drafting = Drafting(drafter, depth, config, target.vocabulary, self.ranks.agree, self.ranks.size > 1)
+        agree, strict = self.ranks.agree, self.ranks.size > 1
+        self.drafting = Drafting(drafter, depth, config, target.vocabulary, tree, agree, strict)
         self.roster, self.reading = Roster(cache.slots), config.max_prefill_tokens
         self.skip, self.calibration = SkipRule(costs, balance) if costs else None, Calibration()
 
@@ -237,7 +241,7 @@ class Engine:
                 self.drafting.unranked()
             else:
                 self.replaying.saw(chosen)
-                return packed, chosen
+                return packed if drafts.parent is None else branch(packed, drafts.parent), chosen
         return pack_plain(batch, reach), None
 
     def _ratios(self, decoding: Sequence[Request]) -> Sequence[float] | None:

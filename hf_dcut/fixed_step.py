@@ -136,9 +136,7 @@ class FixedStep:
     def _drafts(self, batch: Batch) -> Drafts:
         """Returns the first D drafts of each block."""
         assert self.drafter is not None, "a step that drafts needs a drafter"
-        drafts = self.drafter.propose(batch)
-        token, parent, confidence = (x[:, : self.depth] for x in (drafts.token, drafts.parent, drafts.confidence))
-        return Drafts(token, parent, drafts.count.clamp_max(self.depth), confidence)
+        return self.drafter.propose(batch).first(self.depth)
 
     def _keep(self, logits: Tensor) -> Tensor:
         """Returns the logits where they stay until the next step."""

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_dcut.batch_records import BatchRequest, BatchResult, result_of
 from hf_dcut.engine import Engine
 from hf_dcut.intake import Intake, check_count
+from hf_dcut.prepacking import renew
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 
@@ -229,7 +230,10 @@ class BatchManager:
         """
         with self._changed:
             self._changed.notify_all()
-            self._changed.wait_for(lambda: engine.busy or self._submitted or self._cancelled or self._stopping)
+            if not engine.busy and not self._submitted:
+                self._changed.wait_for(lambda: self._submitted or self._cancelled or self._stopping)
+                # Weights may have changed while nobody waited.
+                renew(engine.target.model)
             for request in self._submitted:
                 engine.roster.add(request)
             cancelled = [request for request in self._cancelled if request.finish_reason is None]

@@ -109,6 +109,7 @@ def join(packed: Packed, chunks: Sequence[Chunk]) -> Packed:
         slots=max(packed.slots, *(c.slot + 1 for c in chunks)),
         reach=max(packed.reach, int(used.max())),
         width=packed.width,
+        ancestors=packed.ancestors,
     )
     media = [chunk.media for chunk in chunks if chunk.media is not None]
     return placed(row, media) if media else row

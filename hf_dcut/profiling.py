@@ -6,6 +6,7 @@ Runs before the first prompt is read, so that nothing it leaves in the slots mat
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -51,6 +52,7 @@ def measure_costs(
     batch_sizes: Iterable[int],
     kv_length: int,
     graphs: Graphs | None = None,
+    tree: bool = False,
 ) -> float:
     """Returns the seconds it took to fill the table for these batch sizes; entries that exist are kept.
 
@@ -61,10 +63,12 @@ def measure_costs(
         batch_sizes: numbers of requests, at most the cache's slots.
         kv_length: cells in use while measuring.
         graphs: recorded steps, which are then what is measured.
+        tree: whether drafts are trees.
     """
     depth, ranks = costs.draft_tokens, target.ranks
     ratios = _RATIOS if graphs is None else PAPER_RATIOS
-    engine = Engine(target, cache, BoundWrapped(drafter, _mixed_blocks), depth, config, None, Stats(), graphs, ranks)
+    mixed = BoundWrapped(drafter, _mixed_blocks)
+    engine = Engine(target, cache, mixed, depth, config, None, Stats(), graphs, ranks, tree=tree)
     engine.drafting.strict = True
 
     def totals(requests: int) -> list[int]:
@@ -93,7 +97,8 @@ def _mixed_blocks(drafts: Drafts, batch: Batch) -> Drafts:
     Real rows are ragged, which costs more than as many even ones where attention pads.
     """
     sure = torch.linspace(*_CERTAINTY, len(batch), device=drafts.token.device)
-    return Drafts.chain(drafts.token, sure[:, None].expand(drafts.token.shape).contiguous())
+    full = torch.full_like(drafts.count, drafts.token.shape[1])
+    return replace(drafts, count=full, confidence=sure[:, None].expand(drafts.token.shape).contiguous())
 
 
 def _fake_request(slot: int, kv_length: int, depth: int) -> Request:

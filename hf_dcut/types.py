@@ -5,8 +5,8 @@
 
 Letters, never redefined anywhere:
 
-    B   live requests                        D   draft tokens a request (a chain)
-    N   draft nodes a request (N = D)        T   packed tokens of one step: the budget, K in the paper
+    B   live requests                        D   draft tokens a request
+    N   the same as nodes of a tree (N = D)  T   packed tokens of one step: the budget, K in the paper
     S   cells of a slot                      V   vocabulary
     A   accepted rows of a step              F   width of a tap row: taps x hidden size
 
@@ -83,20 +83,24 @@ class Proposal(Record):
 
 @dataclass(frozen=True, slots=True)
 class Drafts(Record):
-    """What a drafter proposes.
+    """What a drafter proposes: of each request a chain, or a tree whose nodes stand from the likeliest to the least.
+
+    A node's survival is the probability that all tokens from the anchor to it hold. It never rises along a row, so any
+    first nodes of a row are a tree of their own, and cutting needs to know nothing of trees.
 
     Attributes:
         token: int64 [B, N], drafted token of each node.
-        parent: int64 [B, N], node it follows; -1 is the anchor. A chain has parent k-1 at node k.
         count: int64 [B], how many nodes of the row are real: nodes 0 .. count-1.
-        confidence: float32 [B, N], probability the drafter gives its token, given that its parents hold.
+        confidence: float32 [B, N], a node's survival over that of the node before it in the row. In a chain that is the
+            probability the drafter gives its token, given that those before it hold.
+        parent: int64 [B, N], node it follows, an earlier one; -1 is the anchor. None for chains.
         proposal: the distribution the tokens were drawn from; None for greedy drafts.
     """
 
     token: Tensor
-    parent: Tensor
     count: Tensor
     confidence: Tensor
+    parent: Tensor | None = None
     proposal: Proposal | None = None
 
     @staticmethod
@@ -109,9 +113,13 @@ class Drafts(Record):
             count: int64 [B], real drafts a row; all D when None.
         """
         rows, depth = token.shape
-        parent = torch.arange(-1, depth - 1, device=token.device).expand(rows, depth)
-        full = token.new_full((rows,), depth)
-        return Drafts(token, parent, full if count is None else count, confidence)
+        return Drafts(token, token.new_full((rows,), depth) if count is None else count, confidence)
+
+    def first(self, depth: int) -> Drafts:
+        """Returns the first `depth` nodes of each request."""
+        token, confidence = self.token[:, :depth], self.confidence[:, :depth]
+        parent = None if self.parent is None else self.parent[:, :depth]
+        return Drafts(token, self.count.clamp_max(depth), confidence, parent, self.proposal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +127,8 @@ class Scores(Record):
     """How likely each drafted position is to be committed (the paper's equation 3).
 
     Attributes:
-        survival: float32 [B, N], product of the confidences from the anchor to the node; 0 where there is no draft,
-            so a sum over any set of nodes is the number of drafts expected to be committed from it.
+        survival: float32 [B, N], product of the confidences up to the node; 0 where there is no draft, so a sum over
+            any first nodes of each row is the number of drafts expected to be committed from them.
         valid: bool [B, N], nodes that may be kept: real, and within the request's room.
     """
 
@@ -167,8 +175,8 @@ class Packed(Record):
             their prompts.
         slots, reach, width: numbers known on the host, so that no stage has to ask the device: slots in use, cells any
             of them reaches at most, most rows of one decoding request.
-        ancestors: bool [T, widest request], which rows of its own request a token may see; None for chains, where it
-            sees all rows up to itself.
+        ancestors: bool [rows that decode, N+1], which rows of its own request a token may see; None for chains, where
+            it sees all rows up to itself.
         fixed: whether T is given beforehand, so that nothing of the row may be read on the host until it has run. Spare
             rows of the batch come last in it, and belong to nobody.
         place: where the row, then of whole prompts with images, lies in the batch of its call; None for text.
@@ -192,6 +200,14 @@ class Packed(Record):
 
     def __len__(self) -> int:
         return self.token.shape[0]
+
+    def text_cells(self) -> Tensor:
+        """Returns where in its request's text each token stands, int64 [T]: its cell, but behind a fork of a tree."""
+        if self.ancestors is None:
+            return self.cell
+        # A row sees itself and those before it; in a chain these are all rows of nodes -1 to its own.
+        skipped = self.node[: len(self.ancestors)] + 2 - self.ancestors.sum(1)
+        return self.cell - torch.nn.functional.pad(skipped, (0, len(self) - len(skipped)))
 
     def logit_spans(self) -> list[slice]:
         """Returns where each request's rows lie among the logits; an empty span for a prompt that goes on.
@@ -256,7 +272,7 @@ class Verdict(Record):
     Attributes:
         accepted: int64 [R], drafts the target agrees with.
         next: int64 [R], the target's own token after them.
-        path: int64 [R, D+1], packed rows that were accepted, anchor first; -1 beyond them.
+        path: int64 [decoding, D+1], packed rows that were accepted, anchor first; -1 beyond them.
     """
 
     accepted: Tensor

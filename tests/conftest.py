@@ -39,6 +39,7 @@ from transformers import (  # noqa: E402 (see above)
 
 from hf_dcut import skipping  # noqa: E402
 from hf_dcut.drafters.base import BoundDrafter, Drafter  # noqa: E402
+from hf_dcut.drafters.oracle import BoundOracle, OracleDrafter  # noqa: E402
 from hf_dcut.types import Batch, Committed, Drafts  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -239,7 +240,6 @@ def knowing() -> Callable[..., Any]:
 
     The profile is mixed, so that some drafts are cut, some rejected and whole blocks accepted.
     """
-    from hf_dcut import OracleDrafter
 
     def build(
         inputs: dict[str, torch.Tensor],
@@ -247,9 +247,56 @@ def knowing() -> Callable[..., Any]:
         draft_tokens: int = 6,
         profile: tuple[float, ...] = (0.3, 0.9, 1.0),
     ) -> OracleDrafter:
-        ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-        rows = zip(ids, mask, sequences[:, ids.shape[1] :].tolist(), strict=True)
-        return OracleDrafter({tuple(row[own].tolist()): said for row, own, said in rows}, draft_tokens, profile)
+        return OracleDrafter(known_texts(inputs, sequences), draft_tokens, profile)
+
+    return build
+
+
+def known_texts(inputs: dict[str, torch.Tensor], sequences: torch.Tensor) -> dict[tuple[int, ...], list[int]]:
+    """Returns what was said to each prompt, by its tokens."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+    rows = zip(ids, mask, sequences[:, ids.shape[1] :].tolist(), strict=True)
+    return {tuple(row[own].tolist()): said for row, own, said in rows}
+
+
+class SideOracle(OracleDrafter):
+    """Knows what the target says, and in trees puts it behind wrong siblings, so that no accepted path is contiguous.
+
+    Of a chain a, b, c it makes, with x and y wrong:  anchor ── x ── b       nodes 0, 2
+                                                            └─ a ── b ── c   nodes 1, 3, 5; node 4 is y beside b
+    """
+
+    branches = True
+
+    def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundOracle:
+        weight = target.get_input_embeddings().weight
+        return BoundSide(self, slots, length, weight.shape[0], weight.device)
+
+
+class BoundSide(BoundOracle):
+    def propose_tree(self, batch: Batch) -> Drafts:
+        chain = self.propose(batch)
+        a, b, c = chain.token[:, :3].unbind(1)
+        sure = chain.confidence[:, 0]
+        token = torch.stack([(a + 1) % self.vocabulary, a, b, b, (b + 1) % self.vocabulary, c], 1)
+        parent = torch.tensor([-1, -1, 0, 1, 1, 3]).expand_as(token)
+        same = torch.ones_like(sure)
+        confidence = torch.stack([sure, same, sure, same, same, sure], 1)
+        count = torch.tensor([0, 2, 5, 6])[chain.count.clamp_max(3)]
+        return Drafts(token, count, confidence, parent).first(self.oracle.draft_tokens)
+
+
+@pytest.fixture(scope="session")
+def knowing_aside() -> Callable[..., SideOracle]:
+    """`knowing_aside(inputs, sequences, draft_tokens=6, profile=(0.4, 0.9, 1.0))`: the same, with trees."""
+
+    def build(
+        inputs: dict[str, torch.Tensor],
+        sequences: torch.Tensor,
+        draft_tokens: int = 6,
+        profile: tuple[float, ...] = (0.4, 0.9, 1.0),
+    ) -> SideOracle:
+        return SideOracle(known_texts(inputs, sequences), draft_tokens, profile)
 
     return build
 

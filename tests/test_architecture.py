@@ -19,12 +19,12 @@ PACKAGE = "hf_dcut"
 
 # Earlier to later; a unit may import the units to its left and above. A unit is a module of hf_dcut or a whole
 # sub-package. Units that share a set do not import each other. "" is hf_dcut itself, with its public names.
-STAGES = frozenset({"scores", "budget", "packing", "choosing", "acceptance", "commit"})
+STAGES = frozenset({"scores", "budget", "packing", "choosing", "commit"})
 ORDER: tuple[str | frozenset[str], ...] = (
     *("types", "config", "wording", "swapping", "thin", "timing", "machine"),
     "kernels",
     *("states", "cache", "attention", "recurrence", "noise", "ranks", "text", "media", "adapters", "requests", "tiers"),
-    *("lengths", "trial"),
+    *("lengths", "trial", "branching", "acceptance"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "selecting", "memory", "compiling"),
     *("drafting", "fixed_step", "recording", "graphs", "replaying", "scheduling"),

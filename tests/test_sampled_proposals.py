@@ -7,6 +7,7 @@ fails by chance once in 10,000 runs (ALPHA); its seed is new every time, and pri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,7 +145,7 @@ def seeing_what_was_drawn(*arguments: Any) -> Drafts:
     drafts = draw_drafts(*arguments)
     assert drafts.proposal is not None
     drawn = drafts.proposal.probability.gather(2, drafts.token[..., None])[..., 0]
-    return Drafts(drafts.token, drafts.parent, drafts.count, drawn, drafts.proposal)
+    return replace(drafts, confidence=drawn)
 
 
 def test_a_score_that_sees_the_drawn_token_is_caught(

@@ -22,8 +22,12 @@ from hf_dcut.drafters.dflash.attention import BlockAttention
 from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.dflash.model import DFlashLayer, DFlashModel
 from hf_dcut.drafters.dflash.rope import Rope, rotate
-from hf_dcut.drafters.dflash.vocabulary import block_embedding, draft_head, most_likely
+from hf_dcut.drafters.dflash.vocabulary import block_embedding, draft_head, likeliest, most_likely
+from hf_dcut.drafters.trees import grow
 from hf_dcut.types import Batch, Committed, Drafts
+
+# Tokens of a place that compete for a node of a tree.
+_CANDIDATES = 4
 
 
 def layer_shape(config: DFlashConfig) -> LayerShape:
@@ -78,6 +82,14 @@ class BoundDFlash(BoundDrafter):
         token = token.to(self.device)
         token = token if self.draft_ids is None else self.draft_ids[token]
         return Drafts.chain(token, confidence.to(self.device))
+
+    def propose_tree(self, batch: Batch) -> Drafts:
+        """Returns the likeliest paths through the block as a tree of D nodes; a chain where places depend on others."""
+        if self.model.candidate_selector is not None:
+            return self.propose(batch)
+        logits, ids = self.propose_logits(batch)
+        token, confidence = likeliest(logits, _CANDIDATES)
+        return grow(token if ids is None else ids[token], confidence, logits.shape[1])
 
     def propose_logits(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns logits [B, D, C] of the drafts and the C token ids they are of; None for the whole vocabulary."""

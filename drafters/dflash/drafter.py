@@ -35,9 +35,9 @@ class DFlashDrafter(Drafter):
     def __init__(self, model: DFlashModel):
         self.model, self.config = model, model.config
         self.draft_tokens = self.config.draft_tokens
-        self.taps, self.layers = self.config.target_layer_ids, model.layers
+        self.taps, self.layers, self.networks = self.config.target_layer_ids, model.layers, [model]
         # A selector chooses each draft by the one before it.
-        self.independent = model.candidate_selector is None
+        self.independent = self.branches = model.candidate_selector is None
 
     @classmethod
     def from_pretrained(

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_dcut.drafters.dflash.config import DFlashConfig
 from hf_dcut.drafters.dflash.model import DFlashModel
 from hf_dcut.kernels import argmax_logprob
-from hf_dcut.thin import ThinForward, has_own_forward, is_linear, thin_linear
+from hf_dcut.prepacking import has_own_forward, is_linear, packed_linear, packs
 
 Function = Callable[[Tensor], Tensor]
 
@@ -39,9 +39,8 @@ def block_embedding(model: DFlashModel, target: PreTrainedModel) -> Function:
 def draft_head(model: DFlashModel, target: PreTrainedModel) -> Function:
     """Returns a function from hidden states [..., hidden] to logits over the drafter's vocabulary."""
     weight = model.fc.weight
-    if model.lm_head is not None:
-        head: Function = ThinForward(model.lm_head)
-    else:
+    head: Function | None = model.lm_head
+    if head is None:
         head = target_head(target, model.draft_ids(), weight.dtype, weight.device)
     return lambda hidden: refine(head(hidden), model.config)
 
@@ -69,17 +68,21 @@ def target_head(
         return lambda hidden: _restrict(head(hidden.to(expected)), draft_ids)
     rows = draft_ids.to(head.weight.device)
     weight = head.weight[rows].to(device, dtype)
-    if device.type == "cpu" and dtype == torch.bfloat16:
-        # Column by column, oneDNN need not turn the weight over at every call: half the time at many rows.
-        weight = weight.t().contiguous().t()
     bias = None if head.bias is None else head.bias[rows].to(device, dtype)
-    return lambda hidden: thin_linear(hidden, weight, bias)
+    return packed_linear(weight, bias) if packs(weight) else lambda hidden: F.linear(hidden, weight, bias)
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the likeliest entry int64 [...] of `logits` [..., V] and its probability at temperature 1, float32."""
     index, logprob = argmax_logprob(logits)
     return index, logprob.exp()
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the `count` likeliest entries int64 [..., C] of `logits` [..., V] and their probabilities, float32."""
+    logits = logits.float()
+    best, index = logits.topk(min(count, logits.shape[-1]))
+    return index, (best - logits.logsumexp(dim=-1, keepdim=True)).exp().clamp_max(1.0)
 
 
 def raw_table(target: PreTrainedModel) -> Tensor | None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hf_dcut.bench import peers
-from hf_dcut.bench.methods import PLAIN
+from hf_dcut.bench.methods import PLAIN, TREE
 from hf_dcut.stats import STAGES
 
 _RESAMPLES = 2000
@@ -163,9 +163,10 @@ class Cell:
                 found.append(f"{method}: every single draft was accepted")
         return found
 
-    def best_fixed(self) -> str | None:
-        """Returns the fastest fixed budget; None without any."""
-        fixed = [m for m in self.methods if m.replace(".", "", 1).isdecimal() and self.speed(m) is not None]
+    def best_fixed(self, trees: bool = False) -> str | None:
+        """Returns the fastest fixed budget, of chains or of both; None without any."""
+        names = {m: m.removeprefix(TREE) if trees else m for m in self.methods}
+        fixed = [m for m, name in names.items() if name.replace(".", "", 1).isdecimal() and self.speed(m) is not None]
         return max(fixed, key=lambda m: self.speed(m) or 0.0, default=None)
 
     def base(self) -> str | None:

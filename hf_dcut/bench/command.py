@@ -39,8 +39,8 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         type=words,
         default=None,
         help="generate, plain, auto, budgets in (0, 1], uniform-N, tetris-N, threshold-P, short-METHOD (a shorter "
-        "block is fed), static-compile, assisted, prompt-lookup, generate-batch (default: generate, plain, 1.0, 0.25, "
-        "0.5, 0.75, auto)",
+        "block is fed), tree-METHOD (draft trees), static-compile, assisted, prompt-lookup, generate-batch (default: "
+        "generate, plain, 1.0, 0.25, 0.5, 0.75, auto, tree-auto)",
     )
     add("--prompts", type=int, default=None, help="prompts of each cell, at least one batch (default: 4)")
     add("--per-slot", type=int, default=1, help="prompts for each slot at least; 2 keeps the batch full for longer")

@@ -10,7 +10,7 @@ import torch
 
 from hf_dcut.bench.cell import Cell, Key
 from hf_dcut.bench.journal import Journal
-from hf_dcut.bench.methods import PLAIN
+from hf_dcut.bench.methods import PLAIN, SHORT, TREE
 from hf_dcut.bench.peers import PEERS
 from hf_dcut.bench.policies import BUDGETS
 from hf_dcut.bench.rounds import blocks_of
@@ -205,7 +205,8 @@ def _comparable(key: Key, fit: Key) -> bool:
 
 def _ours(cell: Cell) -> list[str]:
     """Returns the methods of a cell that a replay knows."""
-    return [m for m in cell.methods if m not in PEERS and not m.startswith("short-") and cell.speed(m) is not None]
+    others = (SHORT, TREE)
+    return [m for m in cell.methods if m not in PEERS and not m.startswith(others) and cell.speed(m) is not None]
 
 
 def _key_of(journal: Journal, fit: str) -> Key:

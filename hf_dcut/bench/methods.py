@@ -20,8 +20,11 @@ from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats
 
-PLAIN, SHORT = "plain", "short-"
-DEFAULT_METHODS = (peers.GENERATE, PLAIN, *BUDGETS)
+# Methods of ours draft chains, as the paper's do; with the last before it, one drafts trees.
+PLAIN, SHORT, TREE = "plain", "short-", "tree-"
+# D-cut as the paper has it, and as `generate` runs it unless told otherwise.
+AUTO, TREE_AUTO = "auto", "tree-auto"
+DEFAULT_METHODS = (peers.GENERATE, PLAIN, *BUDGETS, TREE_AUTO)
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Setting:
         temperature: 0 decodes greedily.
         draft_tokens: D; the drafter's own when None.
         costs: of steps with this drafter.
+        tree_costs: of steps whose drafts are trees.
         short: a drafter that is fed a block of only D tokens, and its costs; None when D is its own.
         assistant: a model for upstream's assisted decoding.
         width: tokens of the longest prompt of the cell.
@@ -49,6 +53,7 @@ class Setting:
     temperature: float = 0.0
     draft_tokens: int | None = None
     costs: CostTable | None = None
+    tree_costs: CostTable | None = None
     short: tuple[Drafter, CostTable] | None = None
     assistant: PreTrainedModel | None = None
 
@@ -88,9 +93,12 @@ def check_method(method: str) -> None:
     if method in peers.PEERS:
         return
     try:
-        rule_of(method.removeprefix(SHORT))
+        _, policy = rule_of(method.removeprefix(SHORT).removeprefix(TREE))
     except ValueError as error:
-        raise ValueError(f"{error}, {SHORT} before one of these, or one of {', '.join(peers.PEERS)}") from None
+        others = f"{SHORT} or {TREE} before one of these, or one of {', '.join(peers.PEERS)}"
+        raise ValueError(f"{error}, {others}") from None
+    if TREE in method and (policy is not None or method == TREE + PLAIN or not method.startswith(TREE)):
+        raise ValueError(f"method {method!r}: {TREE} goes before auto or a budget in (0, 1]")
 
 
 def applies(method: str, setting: Setting) -> bool:

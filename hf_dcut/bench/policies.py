@@ -126,8 +126,7 @@ def limited(policy: Policy, depth: int) -> Change:
     """Returns the function that leaves of drafts what a policy keeps of the first `depth`."""
 
     def change(drafts: Drafts, batch: Batch) -> Drafts:
-        token, parent, confidence = (x[:, :depth] for x in (drafts.token, drafts.parent, drafts.confidence))
-        drafts = Drafts(token, parent, drafts.count.clamp_max(depth), confidence)
+        drafts = drafts.first(depth)
         scores = score(drafts, batch)
         if not bool(torch.isfinite(scores.survival).all()):
             return drafts  # the engine drops them and says why

@@ -23,7 +23,7 @@ from hf_dcut.bench.cell import Cell, Key
 from hf_dcut.bench.drafter import make_drafter
 from hf_dcut.bench.journal import Journal
 from hf_dcut.bench.machine import commit, machine
-from hf_dcut.bench.methods import SHORT, Setting, applies, requests_of, shorter
+from hf_dcut.bench.methods import SHORT, TREE, Setting, applies, requests_of, shorter
 from hf_dcut.bench.plan import Plan
 from hf_dcut.bench.prompts import encode_each, read_prompts
 from hf_dcut.bench.rounds import CALLS, STEPS, blocks_of, rounds_of, run_rounds, warm_up
@@ -133,6 +133,7 @@ class _Run:
             seconds = costs.seconds[kv_length_for(self._longest(key.data))]
             line = {"kind": "costs", "cell": key.to_dict(), "draft_tokens": key.draft_tokens}
             self.journal.write({**line, "seconds": {str(b): dict(row) for b, row in seconds.items()}})
+        trees = self._costs(drafter, key, True) if any(m.startswith(TREE) for m in self.plan.methods) else None
         short = None
         if key.draft_tokens < drafter.draft_tokens and any(m.startswith(SHORT) for m in self.plan.methods):
             less = shorter(drafter, key.draft_tokens)
@@ -146,13 +147,14 @@ class _Run:
             key.temperature,
             key.draft_tokens,
             costs,
+            trees,
             short,
             self.assistant,
         )
 
-    def _costs(self, drafter: Drafter, key: Key) -> CostTable:
+    def _costs(self, drafter: Drafter, key: Key, tree: bool = False) -> CostTable:
         """Returns step costs of all the run's batch sizes, measured together: a machine's speed drifts."""
-        config = DCutConfig(draft_tokens=key.draft_tokens)
+        config = DCutConfig(draft_tree=tree, draft_tokens=key.draft_tokens)
         sizes = powers_of_two(max(self.plan.batch_sizes))
         return warmup(self.model, drafter, sizes, config, self._longest(key.data))
 

@@ -17,17 +17,19 @@ import torch
 from hf_dcut.assembly import open_engine
 from hf_dcut.bench import peers
 from hf_dcut.bench.machine import peak_memory
-from hf_dcut.bench.methods import SHORT, Outcome, Setting, requests_of
+from hf_dcut.bench.methods import SHORT, TREE, Outcome, Setting, requests_of
 from hf_dcut.bench.policies import limited, rule_of
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.wrapping import Wrapped
+from hf_dcut.prepacking import prepacked
 
 
 def run(method: str, setting: Setting, prompts: Sequence[list[int]], tokens: int | None = None) -> Outcome:
     """Returns what a method makes of the prompts, timed, with the most memory that was in use.
 
     Args:
-        method: a peer of `peers.PEERS`, or as in `policies.rule_of`, with "short-" before it for a shorter block.
+        method: a peer of `peers.PEERS`, or as in `policies.rule_of`, with "short-" before it for a shorter block,
+            or "tree-" for draft trees.
         setting: of the cell.
         prompts: token ids of each.
         tokens: new tokens of each, where that is fewer than the setting's, for which there is room all the same.
@@ -50,7 +52,13 @@ def in_turns(
         methods, setting, prompts, tokens: as for `run`.
     """
     with ExitStack() as stack:
+        # Weights are laid out once for all; alone, each would have had to.
+        begin = time.perf_counter()
+        stack.enter_context(prepacked([setting.model, *setting.drafter.networks], "auto"))
+        packing = time.perf_counter() - begin
         runs = {method: stack.enter_context(_Run(method, setting, prompts, tokens)) for method in methods}
+        for run in runs.values():
+            run.seconds += packing
         while busy := [run for run in runs.values() if run.engine.busy]:
             min(busy, key=lambda run: run.engine.stats.new_tokens).step()
     return {method: run.outcome() for method, run in runs.items()}
@@ -66,14 +74,18 @@ class _Run:
 
     def __init__(self, method: str, setting: Setting, prompts: Sequence[list[int]], tokens: int | None):
         drafter, costs = setting.drafter, setting.costs
+        tree = method.startswith(TREE)
         if method.startswith(SHORT):
             assert setting.short is not None
             drafter, costs = setting.short
-        budget, policy = rule_of(method.removeprefix(SHORT))
+        elif tree:
+            costs = setting.tree_costs
+        budget, policy = rule_of(method.removeprefix(SHORT).removeprefix(TREE))
         depth = setting.draft_tokens or drafter.draft_tokens
         if policy is not None:
             drafter = Wrapped(drafter, limited(policy, depth))
-        config = DCutConfig(budget=budget, draft_tokens=depth, cost_table="off" if costs is None else costs)
+        table = "off" if costs is None else costs
+        config = DCutConfig(budget=budget, draft_tree=tree, draft_tokens=depth, cost_table=table)
         slots, widest = min(setting.batch, len(prompts)), max(map(len, prompts))
         proposer, longest = None if budget == "none" else drafter, widest + setting.max_new_tokens
         self._opened = open_engine(setting.model, proposer, config, slots, widest, longest)

@@ -120,7 +120,7 @@ def record(
             said[seed, length - len(by_seed[seed].prompt) + 1] = token[:count], confidence[:count]
         return drafts
 
-    config = DCutConfig(budget=_NOTHING, draft_tokens=draft_tokens)
+    config = DCutConfig(budget=_NOTHING, draft_tree=False, draft_tokens=draft_tokens)
     longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
     prompt = max(len(request.prompt) for request in requests)
     with open_engine(model, Wrapped(drafter, keep), config, slots, prompt, longest) as engine:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_dcut.kernels import paths
 from hf_dcut.kernels.paths import attention_path, select_path
-from hf_dcut.kernels.reference.packed_attention import band, decode_attention, prefill_attention
+from hf_dcut.kernels.reference.packed_attention import band, check, decode_attention, fork, prefill_attention
 from hf_dcut.kernels.reference.select import QUANTUM, Selected, gains, lay_out, ranks, survivals
 
 __all__ = [
@@ -22,7 +22,9 @@ __all__ = [
     "argmax_logprob",
     "attention_path",
     "band",
+    "check",
     "decode_attention",
+    "fork",
     "gains",
     "lay_out",
     "packed_attention",

@@ -182,6 +182,23 @@ def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     return out.unflatten(2, (group, rows)).flatten(1, 2)
 
 
+def fork(anchor: Tensor, ancestors: Tensor, cells: int, dtype: torch.dtype) -> Tensor:
+    """Returns 0 where a node of a tree may look and -inf elsewhere, [*anchor.shape, cells].
+
+    It sees what lies before its tree, the anchor, the nodes that lead to it, and itself.
+
+    Args:
+        anchor: int64, cell of each node's anchor.
+        ancestors: bool [*anchor.shape, N+1], which cells from the anchor's on it sees.
+        cells: how many cells there are.
+        dtype: of the result.
+    """
+    behind = torch.arange(cells, device=anchor.device) - anchor[..., None]
+    within = ancestors.gather(-1, behind.clamp(0, ancestors.shape[-1] - 1)) & (behind < ancestors.shape[-1])
+    seen = torch.where(behind < 0, True, within)
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
 def band(query_cell: Tensor, cells: int, window: int | None, dtype: torch.dtype) -> Tensor:
     """Returns 0 where a query may look and -inf elsewhere, [*query_cell.shape, cells].
 

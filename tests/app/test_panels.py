@@ -38,8 +38,8 @@ class Reader(HTMLParser):
 NASTY = "<script>alert(1)</script> <b>&lt;</b> {{x}} ${y} `z` \"q\" 'r' </p>"
 
 
-def draft(survival: float, kept: bool, accepted: bool, text: str = " to") -> Draft:
-    return Draft(1, text, 0.5, survival, kept, accepted)
+def draft(survival: float, kept: bool, accepted: bool, text: str = " to", parent: int = -1) -> Draft:
+    return Draft(1, text, parent, 0.5, survival, kept, accepted)
 
 
 def step(*rows: Row, budget: float | None = 0.5) -> Step:
@@ -47,7 +47,7 @@ def step(*rows: Row, budget: float | None = 0.5) -> Step:
     return Step(rows, budget, verified, 4 * len(rows), 0.1, len(rows), None)
 
 
-DRAFTS = (draft(0.9, True, True), draft(0.5, True, False), draft(0.2, False, False))
+DRAFTS = (draft(0.9, True, True), draft(0.5, True, False, parent=0), draft(0.2, False, False, parent=1))
 
 
 def trace(text: str = "hello", reason: str | None = None, stopped: bool = False) -> Trace:
@@ -158,3 +158,13 @@ def test_everything_has_a_face_before_the_first_run() -> None:
         panels.legend(),
     ):
         assert Reader(content).text
+
+
+def test_a_draft_that_does_not_follow_the_one_before_it_tells_which() -> None:
+    made = trace()
+    drafts = (draft(0.5, True, True, " the"), draft(0.3, True, False, " a"), draft(0.2, True, False, " cat", parent=0))
+    made.steps.append(step(Row(0, drafts, "x", False)))
+    words = Reader(panels.lens(made, 1)).text
+    assert "␣the✓accepted, conf" in words
+    assert "␣a✗rejected, after the anchorconf" in words
+    assert "␣cat✗rejected, after ␣theconf" in words

@@ -13,7 +13,7 @@ CURVE = Curve(2, (2, 3, 4), (2.0, 2.9, 3.4), (0.1, 0.12, 0.2), 0.09, ((0.5, 3), 
 
 
 def drafts(kept: int, accepted: int, depth: int = 4) -> tuple[Draft, ...]:
-    return tuple(Draft(1, "t", 0.9, 0.9 ** (k + 1), k < kept, k < accepted) for k in range(depth))
+    return tuple(Draft(1, "t", k - 1, 0.9, 0.9 ** (k + 1), k < kept, k < accepted) for k in range(depth))
 
 
 def trace(requests: int = 2, steps: int = 3, depth: int = 4) -> Trace:

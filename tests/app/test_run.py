@@ -75,13 +75,19 @@ def test_each_draft_is_told_as_it_was(finished: Callable[..., Run], drafter: str
         lowest = min((d.survival for d in drafts if d.kept), default=1.0)
         assert all(d.survival <= lowest for d in drafts if not d.kept), "the cut keeps the best of the whole batch"
         for row in step.rows:
-            product = 1.0
             for place, draft in enumerate(row.drafts):
-                product *= draft.confidence
-                assert math.isclose(draft.survival, product, rel_tol=1e-5)
+                before = row.drafts[draft.parent] if draft.parent >= 0 else None
+                assert draft.parent < place
+                assert draft.parent == place - 1 or drafter == "random", "a look-up is a chain"
+                assert math.isclose(
+                    draft.survival, (before.survival if before else 1.0) * draft.confidence, rel_tol=1e-5
+                )
                 assert draft.kept == (place < row.kept)
-                assert draft.accepted == (place < row.accepted)
-                assert draft.kept or not draft.accepted
+                if draft.accepted:
+                    assert draft.kept
+                    assert before is None or before.accepted
+            own = [draft.parent for draft in row.drafts if draft.accepted]
+            assert len(own) == len(set(own)) == row.accepted, "one path"
 
 
 def test_the_curve_has_its_top_where_auto_chose(finished: Callable[..., Run]) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_dcut import BatchRequest, BestOf, PromptLookupDrafter, generate_batch, warmup
 from hf_dcut.assembly import open_engine
+from hf_dcut.branching import parents
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters import DFlashDrafter, Drafter
 from hf_dcut.requests import Request
@@ -44,7 +45,8 @@ def test_each_request_gets_the_drafts_that_promise_most(
     # In survivals: 0.6 + 0.36 + 0.36; 0.5; 7 x 1.0; 0.1.
     seven = chain([[0.6, 0.6, *[1.0] * 5], [0.5, *[1.0] * 6], [1.0] * 7, [0.1, *[1.0] * 6]], [3, 1, 7, 1], 50)
     drafts = taken(stub_drafter, model, three, seven)
-    assert drafts.token.shape == drafts.confidence.shape == drafts.parent.shape == (4, 7)
+    assert drafts.token.shape == drafts.confidence.shape == parents(drafts).shape == (4, 7)
+    assert drafts.parent is None, "a chain"
     assert drafts.count.tolist() == [3, 1, 7, 1]
     assert drafts.token[:, 0].tolist() == [10, 10, 50, 50], "more survives; a tie, to the earlier; longer; any"
     assert drafts.token[0].tolist() == [10, 11, 12, 0, 0, 0, 0], "padded with tokens"

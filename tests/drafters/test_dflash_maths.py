@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
+from hf_dcut.branching import parents
 from hf_dcut.drafters.dflash import DFlashDrafter, DFlashModel
 from hf_dcut.types import Batch, Committed, Drafts
 
@@ -286,7 +287,7 @@ class Session:
         assert drafts.token.dtype == torch.int64
         assert drafts.confidence.dtype == torch.float32
         assert drafts.token.shape == drafts.confidence.shape == (len(stories), depth)
-        assert drafts.parent.tolist() == [list(range(-1, depth - 1))] * len(stories)
+        assert parents(drafts).tolist() == [list(range(-1, depth - 1))] * len(stories)
         assert drafts.count.tolist() == [depth] * len(stories)
         for row, story in enumerate(stories):
             start = len(story.taps) + story.rope

@@ -9,18 +9,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 import hf_dcut
-from hf_dcut.assembly import fingerprint, open_engine, warmup
+from hf_dcut.assembly import _draws_trees, fingerprint, open_engine, warmup
 from hf_dcut.config import DCutConfig
 from hf_dcut.cost_table import CostTable
+from hf_dcut.drafters.best_of import BestOf
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.graphs import Graphs
 from hf_dcut.memory import check_memory, size
 from hf_dcut.target import Target
 
@@ -184,6 +186,59 @@ def test_a_drafter_for_another_target_is_refused(tiny_llama: Builder) -> None:
 def test_more_draft_tokens_than_the_block_has_are_refused(tiny_llama: Builder) -> None:
     with pytest.raises(ValueError, match="draft_tokens=4: the drafter makes 3, give at most that"):
         open_and_close(tiny_llama(), DRAFTER, draft_tokens=4)
+
+
+# Draft trees.
+
+
+def dflash(model: PreTrainedModel, **features: Any) -> DFlashDrafter:
+    shape = {"taps": [0], "mask_token_id": 3, "block_size": 4, "layers": 1, "dtype": model.dtype}
+    return DFlashDrafter.random(model.config, **(shape | features))
+
+
+def draws_trees(model: PreTrainedModel, drafter: Any, **options: Any) -> bool:
+    with open_engine(model, drafter, DCutConfig(budget=0.5, **options), slots=2, prompt=4, longest=10) as engine:
+        return engine.drafting.tree
+
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+NO_TREES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], str]] = {
+    "prompt lookup": ("llama", lambda _: DRAFTER, {}, {}, "PromptLookupDrafter proposes chains"),
+    "drawn drafts": ("llama", dflash, {}, {"proposals": "sampled"}, r"drawn drafts \(proposals='sampled'\) are chains"),
+    "windows": ("qwen3", dflash, WINDOW, {}, "Qwen3ForCausalLM has recurrent or sliding layers"),
+    "states": ("qwen3_5", dflash, {}, {}, "Qwen3_5ForCausalLM has recurrent or sliding layers"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TREES)
+def test_trees_that_cannot_be_are_told(make_target: Builder, name: str) -> None:
+    kind, drafter, fields, options, told = NO_TREES[name]
+    model = make_target(kind, **fields)
+    with pytest.raises(ValueError, match=rf"^dcut draft_tree=True: {told}[^;]*\. Give 'auto' or False$"):
+        draws_trees(model, drafter(model), draft_tree=True, **options)
+    assert not draws_trees(model, drafter(model), **options)
+    assert not draws_trees(model, drafter(model), **options, draft_tree=False)
+
+
+def test_all_that_is_in_the_way_of_trees_is_told(make_target: Builder) -> None:
+    model = make_target("qwen3_5")
+    with pytest.raises(ValueError, match=r"PromptLookupDrafter proposes chains; drawn drafts .*; Qwen3_5ForCausalLM"):
+        _draws_trees(DCutConfig(draft_tree=True, proposals="sampled"), Target(model), DRAFTER, None)
+    target, graphs = Target(make_target("llama")), cast(Graphs, object())
+    with pytest.raises(ValueError, match=r"^dcut draft_tree=True: steps recorded as CUDA graphs hold chains\. Give"):
+        _draws_trees(DCutConfig(draft_tree=True), target, dflash(target.model), graphs)
+
+
+def test_trees_where_they_can_be(tiny_llama: Builder) -> None:
+    model = tiny_llama()
+    for drafter in (dflash(model), BestOf([dflash(model), DRAFTER])):
+        assert [draws_trees(model, drafter, draft_tree=wanted) for wanted in ("auto", True, False)] == [
+            True,
+            True,
+            False,
+        ]
+    with open_engine(model, None, DCutConfig(budget="none", draft_tree=True), slots=2, prompt=4, longest=10) as engine:
+        assert not engine.drafting.tree, "nothing is drafted"
 
 
 def test_the_fingerprint_knows_target_drafter_and_dtype(tiny_llama: Builder, tiny_qwen3: Builder) -> None:

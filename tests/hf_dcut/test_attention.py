@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +57,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    cells: range,
+    cells: Sequence[int],
     scaling: float,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -186,6 +187,128 @@ def test_padding_takes_the_fewest_rows(counts: list[int]) -> None:
 
 def test_padding_by_hand() -> None:
     assert [best_width(counts) for counts in ([2, 1, 1, 16], [16, 16, 15], [1], [40, 1])] == [2, 16, 1, 1]
+
+
+# Trees: a node attends as if the way to it were all of its text.
+
+
+def make_trees(trees: Sequence[tuple[int, Sequence[int]]], prompts: Pieces = (), width: int = 5) -> Packed:
+    """Returns a packed row of requests with so many cells before their anchors, whose nodes follow these."""
+    packed = make_row([(first, len(parent) + 1) for first, parent in trees], prompts, width)
+    ancestors = torch.zeros(sum(len(parent) + 1 for _, parent in trees), width, dtype=torch.bool)
+    row = 0
+    for _, parent in trees:
+        for node in range(-1, len(parent)):
+            ancestors[row, [0, *(step + 1 for step in way(parent, node))]] = True
+            row += 1
+    return replace(packed, ancestors=ancestors)
+
+
+def way(parent: Sequence[int], node: int) -> list[int]:
+    """Returns the nodes from the first behind the anchor to this one."""
+    return [] if node < 0 else [*way(parent, parent[node]), node]
+
+
+BINARY = [-1, -1, *((node - 2) // 2 for node in range(2, 30))]
+TREES = {
+    "one tree": make_trees([(6, [-1, -1, 0, 0])]),
+    "ragged trees": make_trees([(6, [-1, -1]), (0, []), (2, [-1, -1, 1, 1]), (9, [-1, 0, -1])]),
+    "trees of equally many nodes": make_trees([(6, [-1, -1, 0]), (0, [-1, 0, 1]), (3, [-1, -1, -1])]),
+    "anchors alone": make_trees([(6, []), (0, []), (3, [])]),
+    "trees and prompts": make_trees([(6, [-1, -1]), (3, [-1, -1, 0, 1])], [(0, 4), (5, 6)]),
+    "a tree and a long prompt": make_trees([(2, [-1, -1, 1])], [(0, 30)]),
+    # Of the long ones the last nodes are attended to apart, and see their way into those that are not.
+    "a long tree": make_trees([(6, []), (0, [-1]), (2, BINARY[:29]), (9, [])], width=31),
+    "long trees and prompts": make_trees(
+        [(3, BINARY[:24]), (0, []), (5, []), (2, []), (7, [-1] * 27)], [(0, 4), (5, 6)], width=31
+    ),
+}
+
+
+@pytest.mark.parametrize("extras", EXTRAS.values(), ids=EXTRAS)
+@pytest.mark.parametrize("name", TREES)
+def test_a_node_attends_to_the_way_that_leads_to_it(name: str, extras: dict[str, Any], poisoned_memory: None) -> None:
+    packed = TREES[name]
+    query, key, value = random_states(packed)
+    call = PackedAttention(packed)
+    out, _ = call(nn.Module(), query, key, value, None, scaling=0.3, **extras)
+    tails = [first for first, *_ in call.pieces if first < packed.start[packed.decoding]]
+    assert bool(tails) == (name in ("a long tree", "long trees and prompts"))
+    assert torch.allclose(out[0], along_the_way(packed, query, key, value, extras), rtol=ULPS, atol=ULPS)
+
+
+def along_the_way(
+    packed: Packed, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, extras: dict[str, Any]
+) -> torch.Tensor:
+    """Returns what each query gathers in a text of its own: what was read before, and the way to its node."""
+    rows = []
+    assert packed.ancestors is not None
+    for row, (slot, cell) in enumerate(zip(packed.slot.tolist(), packed.cell.tolist(), strict=True)):
+        cells = list(range(cell + 1))
+        if row < len(packed.ancestors):
+            anchor = cell - int(packed.node[row]) - 1
+            seen = packed.ancestors[row].nonzero()[:, 0].tolist()
+            cells = [*range(anchor), *(anchor + place for place in seen)]
+        text = [x[slot][:, cells] for x in (key, value)]
+        rows.append(attend(query[0, :, row], *text, range(len(cells)), 0.3, **extras))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("extras", ["plain", "both"])
+@pytest.mark.parametrize("path", ["reference", "triton", "by the kernels' reference"])
+@pytest.mark.parametrize("packed", TREES.values(), ids=TREES)
+def test_every_path_knows_trees(
+    packed: Packed, path: str, extras: str, monkeypatch: pytest.MonkeyPatch, poisoned_memory: None
+) -> None:
+    if path == "triton":
+        pytest.importorskip("triton")
+    if path.startswith("by"):
+        given = partial(ragged_attention, path="reference")
+        monkeypatch.setattr(attention, "ragged_attention", lambda *layout, path, **others: given(*layout, **others))
+    device = "cuda" if torch.cuda.is_available() and path == "triton" else "cpu"
+    states = random_states(packed)
+    more = {k: x.float().to(device) if isinstance(x, torch.Tensor) else x for k, x in EXTRAS[extras].items()}
+    call = PackedAttention(packed.to(device), path)
+    out, _ = call(nn.Module(), *(x.float().to(device) for x in states), None, scaling=0.3, **more)
+    expected = along_the_way(packed, *states, EXTRAS[extras])
+    assert torch.allclose(out[0].double().cpu(), expected, rtol=0, atol=SINGLE)
+
+
+@pytest.mark.parametrize("name", ["trees and prompts", "long trees and prompts"])
+def test_kernels_attend_to_trees_and_prompts_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, calls = TREES[name], []
+
+    def spy(*layout: Any, path: str, ancestors: torch.Tensor | None, **others: Any) -> torch.Tensor:
+        calls.append((len(layout[0]), layout[3].tolist(), layout[6], ancestors is not None))
+        return ragged_attention(*layout, path="reference", ancestors=ancestors, **others)
+
+    monkeypatch.setattr(attention, "ragged_attention", spy)
+    states = random_states(packed)
+    out, _ = PackedAttention(packed, "fused")(nn.Module(), *states, None, scaling=0.3)
+    assert torch.allclose(out[0], along_the_way(packed, *states, {}), rtol=ULPS, atol=ULPS)
+    start = packed.start.tolist()[: packed.decoding + 1]
+    assert calls == [(start[-1], start, packed.width, True), (10, [0, 4, 10], 10, False)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_any_trees_beside_any_prompts(data: st.DataObject) -> None:
+    trees = []
+    for _ in range(data.draw(st.integers(1, 4), "trees")):
+        nodes = data.draw(st.integers(0, 7), "nodes")
+        trees.append((data.draw(st.integers(0, 6)), [data.draw(st.integers(-1, node - 1)) for node in range(nodes)]))
+    prompts = data.draw(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6)), max_size=2), "prompts")
+    packed = make_trees(trees, prompts, width=8)
+    states = random_states(packed)
+    expected = along_the_way(packed, *states, {})
+    out, _ = PackedAttention(packed)(nn.Module(), *states, None, scaling=0.3)
+    assert torch.allclose(out[0], expected, rtol=ULPS, atol=ULPS)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_window_in_a_row_of_trees_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="ancestors and window=4"):
+        PackedAttention(TREES[name])(nn.Module(), *random_states(TREES[name]), None, sliding_window=4)
 
 
 def test_layers_with_and_without_a_window_share_a_row() -> None:

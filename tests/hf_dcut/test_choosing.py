@@ -22,7 +22,8 @@ from transformers.generation import (
 )
 
 from hf_dcut import choosing
-from hf_dcut.choosing import BROKEN, _reject, choose, draw, warp
+from hf_dcut.branching import branch
+from hf_dcut.choosing import BROKEN, _reject, branches, choose, draw, warp
 from hf_dcut.noise import Purpose, noise
 from hf_dcut.processors import processors_of
 from hf_dcut.requests import Request
@@ -366,6 +367,48 @@ def test_rows_behind_a_rejected_draft_may_be_no_distribution() -> None:
     assert token[2] == BROKEN
     packed, logits[1, 6] = make_row([[5, 6]], [request]), 100.0
     with pytest.raises(RuntimeError, match="NoRepeatNGramLogitsProcessor, SuppressTokensLogitsProcessor are no distr"):
+        choose(logits, packed, [request])
+
+
+# Trees.
+
+
+def make_tree(drafts: Sequence[int], parent: Sequence[int], request: Request) -> Packed:
+    """Returns a packed row of one request, with nodes that follow these."""
+    return branch(make_row([drafts], [request]), torch.tensor([parent]))
+
+
+def test_who_may_be_given_a_tree() -> None:
+    def given(*kinds: LogitsProcessor) -> bool:
+        return branches(decoding_request(3, kinds))
+
+    assert branches(Request(0, [1], 9))
+    assert given(TemperatureLogitsWarper(0.5), TopKLogitsWarper(3), SuppressTokensLogitsProcessor([5]))
+    assert not given(TemperatureLogitsWarper(0.5), RepetitionPenaltyLogitsProcessor(1.5))
+    assert not given(MinLengthLogitsProcessor(9, 3)), "it looks at how long the text is"
+    assert not given(Recording())
+
+
+def test_siblings_are_drawn_as_the_same_token_of_the_text() -> None:
+    request = decoding_request(3, [TopKLogitsWarper(4)], samples=True)
+    logits = torch.randn(6, V, generator=torch.Generator().manual_seed(0))
+    choice = choose(logits, make_tree([5, 6, 3, 4, 5], [-1, -1, 0, 1, 2], request), [request])
+    width = len(padded(request))
+    for row, deep in enumerate([0, 1, 1, 2, 2, 3]):
+        expected = inverse_cdf(law(choice.scores)[row], height(request, width + deep, Purpose.TARGET))
+        assert choice.token[row] == expected
+
+
+def test_rows_off_the_path_of_a_tree_may_be_no_distribution() -> None:
+    request = decoding_request(3, samples=True)
+    packed = make_tree([5, 6, 3], [-1, -1, 1], request)
+    logits = torch.zeros(4, V)
+    logits[0, 6], logits[2, 4], logits[1] = 100.0, 100.0, math.nan
+    assert choose(logits, packed, [request]).token.tolist()[:3] == [6, BROKEN, 4]
+    logits[3] = math.nan
+    choose(logits, packed, [request])
+    logits[2, 4], logits[2, 3] = 0.0, 100.0
+    with pytest.raises(RuntimeError, match="the model's logits are no distribution"):
         choose(logits, packed, [request])
 
 

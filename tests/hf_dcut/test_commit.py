@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import StoppingCriteriaList
 
+from hf_dcut.acceptance import accept
+from hf_dcut.branching import branch
 from hf_dcut.cache import LayerShape, SlotCache
 from hf_dcut.commit import commit
 from hf_dcut.requests import Request
@@ -176,3 +178,80 @@ def test_criteria_are_asked_after_each_new_token(cache: SlotCache) -> None:
     assert seen == [([[7, 1, 1, 1, 1, 9, 11]], None), ([[7, 1, 1, 1, 1, 9, 11, 12]], None)]
     assert (request.tokens, request.finish_reason) == ([9, 11, 12], "stop")
     assert (committed.added, committed.accepted) == ((2,), (2,))
+
+
+# Trees.
+
+
+def make_trees(prompts: list[list[int]] = ()) -> tuple[Packed, list[Request]]:  # type: ignore[assignment]
+    """Returns a row of two trees behind 4 and 7 cells, each 11 -> 13 and 12 -> 14, and their requests."""
+    packed = make_row([[11, 12, 13, 14], [11, 12, 13, 14]], [4, 7], prompts)
+    node = torch.tensor([*range(-1, 4), *range(-1, 4), *([-1] * sum(map(len, prompts)))])
+    packed = branch(replace(packed, node=node, width=5), torch.tensor([[-1, -1, 0, 1]] * (2 + len(prompts))))
+    assert packed.ancestors is not None
+    return replace(packed, ancestors=packed.ancestors[:10]), [decoding_request(4, [9]), decoding_request(7, [8, 9])]
+
+
+# What the target chooses behind 9, 11, 12, 11 13, 12 14: one path is 12 14, the other 11.
+SAYS = [12, 0, 14, 0, 50, 11, 60, 0, 0, 0]
+
+
+def test_the_path_of_a_tree_is_committed_as_text(cache: SlotCache) -> None:
+    packed, requests = make_trees()
+    taps = torch.arange(len(packed)).float()[:, None]
+    for layer in cache.layers:
+        layer.keys[:] = torch.arange(64)[:, None, None]
+    committed = run_commit(accept(torch.tensor(SAYS), packed), packed, taps, requests, cache)
+    assert [request.tokens for request in requests] == [[9, 12, 14, 50], [8, 9, 11, 60]]
+    # Nodes 1 and 3 lie in cells 6 and 8, and stand behind the anchor in the text.
+    assert rows_of(committed) == [
+        (0, 4, 1004, 9),
+        (0, 5, 1005, 12),
+        (0, 6, 1006, 14),
+        (1, 7, 1007, 9),
+        (1, 8, 1008, 11),
+    ]
+    assert committed.taps is not None
+    assert committed.taps.flatten().tolist() == [0, 2, 4, 5, 6]
+    assert (committed.kept, committed.accepted, committed.added) == ((4, 4), (2, 1), (3, 2))
+    assert [request.length for request in requests] == [7, 9]
+    assert [(r.totals.steps, r.totals.kept, r.totals.accepted) for r in requests] == [(1, 4, 2), (1, 4, 1)]
+    assert cache.layers[0].keys[0, :8, 0, 0].tolist() == [0, 1, 2, 3, 4, 6, 8, 7], "K lie where the drafter is told"
+
+
+def test_a_path_may_hold_the_end(cache: SlotCache) -> None:
+    packed, requests = make_trees()
+    requests[0].eos = frozenset({12})
+    requests[1].max_new_tokens = 3
+    committed = run_commit(accept(torch.tensor(SAYS), packed), packed, None, requests, cache)
+    assert [request.tokens for request in requests] == [[9, 12], [8, 9, 11]]
+    assert [request.finish_reason for request in requests] == ["eos", "length"]
+    assert (committed.accepted, committed.added, committed.finished) == ((1, 1), (1, 1), (0, 1))
+
+
+def test_trees_and_a_prompt_in_one_step(cache: SlotCache) -> None:
+    packed, requests = make_trees([[1, 2]])
+    requests.append(Request(id=2, prompt=[1, 2], max_new_tokens=9))
+    committed = run_commit(accept(torch.tensor([*SAYS, 0, 70]), packed), packed, None, requests, cache)
+    assert [request.tokens for request in requests] == [[9, 12, 14, 50], [8, 9, 11, 60], [70]]
+    assert rows_of(committed)[5:] == [(2, 0, 1000, 1), (2, 1, 1001, 2)]
+
+
+def test_scores_logits_and_log_probabilities_are_those_along_the_path(cache: SlotCache) -> None:
+    packed, requests = make_trees([[1, 2], [1]])
+    packed = replace(packed, logit_rows=torch.tensor([*range(10), 11]))
+    requests += [Request(id=i, prompt=[1, 2], max_new_tokens=9) for i in (2, 3)]
+    for request in requests:
+        request.keeps_scores = request.keeps_logits = request.keeps_logprobs = True
+    logits = torch.arange(11.0)[:, None] + torch.tensor([0.0, 0.25])
+    choice = Choice(torch.full((11,), -1), 2 * logits, -torch.arange(11).float())
+    commit(accept(torch.tensor([*SAYS, 70]), packed), packed, choice, logits, None, requests, cache)
+    rows = [[0, 2, 4], [5, 6], [10], []]
+    assert [len(request.tokens) - had for request, had in zip(requests, [1, 2, 0, 0], strict=True)] == [3, 2, 1, 0]
+    assert [[row.tolist() for row in request.scores] for request in requests] == [
+        [[[2.0 * k, 2 * k + 0.5]] for k in own] for own in rows
+    ]
+    assert [[row.tolist() for row in request.logits] for request in requests] == [
+        [[[float(k), k + 0.25]] for k in own] for own in rows
+    ]
+    assert [request.logprobs for request in requests] == [[float(-k) for k in own] for own in rows]

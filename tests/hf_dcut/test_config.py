@@ -59,10 +59,17 @@ def test_switches_are_bools(name: str, value: Any) -> None:
         DCutConfig(**{name: value})
 
 
-@pytest.mark.parametrize("value", [None, 1, 0, "yes", "True"])
-def test_cuda_graphs_are_asked_for_or_not(value: Any) -> None:
-    with pytest.raises(ValueError, match=f"cuda_graphs={value!r}: give 'auto', True or False"):
-        DCutConfig(cuda_graphs=value)
+@pytest.mark.parametrize("name", ["draft_tree", "cuda_graphs"])
+@pytest.mark.parametrize("value", [None, 1, 0, 1.0, "yes", "True"])
+def test_some_are_asked_for_or_not(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value!r}: give 'auto', True or False"):
+        DCutConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["draft_tree", "cuda_graphs"])
+def test_or_left_to_the_machine(name: str) -> None:
+    assert [getattr(DCutConfig(**{name: value}), name) for value in (True, False, "auto")] == [True, False, "auto"]
+    assert getattr(DCutConfig(), name) == "auto"
 
 
 @pytest.mark.parametrize("value", [None, "first", True])
@@ -117,6 +124,8 @@ def test_unknown_keys_are_named_and_the_known_ones_listed() -> None:
         {"ratios": (0.5, 1.0), "draft_tokens": 3, "deterministic": True},
         {"cuda_graphs": True, "cuda_graph_batch_sizes": (1, 8)},
         {"cuda_graphs": False},
+        {"draft_tree": True},
+        {"draft_tree": False, "proposals": "sampled"},
         {"cuda_graph_budget": "read", "compile": True},
         {"cost_table": Path("some") / "costs.json", "max_prefill_tokens": 7, "max_cache_bytes": 8},
     ],
@@ -127,7 +136,8 @@ def test_a_saved_config_comes_back(options: dict[str, Any]) -> None:
     assert set(saved) == set(options), "only what differs from the defaults"
     again = DCutConfig.from_dict(saved)
     assert again.to_dict() == config.to_dict()
-    assert (again.budget, again.ratios, again.draft_tokens) == (config.budget, config.ratios, config.draft_tokens)
+    for name in ("budget", "ratios", "draft_tree", "draft_tokens"):
+        assert getattr(again, name) == getattr(config, name)
     assert Path(str(again.cost_table)) == Path(str(config.cost_table))
 
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import BoundDrafter
 from hf_dcut.drafting import Drafting
 from hf_dcut.ranks import Ranks
+from hf_dcut.requests import Request
 from hf_dcut.types import Batch, Committed, Drafts
 
 D = 3
@@ -56,14 +59,75 @@ class Fragile(BoundDrafter):
 ARGUMENTS: dict[str, tuple[Any, ...]] = {"observe": (NOTHING,), "move": (1, 0), "copy": (0, 1, 4), "free": (1,)}
 
 
-def make(drafter: BoundDrafter | None, **options: Any) -> Drafting:
-    return Drafting(drafter, D, DCutConfig(0.5), 101, Ranks().agree, **options)
+def make(drafter: BoundDrafter | None, tree: bool = False, **options: Any) -> Drafting:
+    return Drafting(drafter, D, DCutConfig(0.5), 101, tree, Ranks().agree, **options)
 
 
 def test_only_the_first_of_a_block_are_used(make_batch: Any) -> None:
     drafts = make(Fragile()).propose(make_batch([4, 5]), [])
     assert drafts is not None
     assert (tuple(drafts.token.shape), drafts.count.tolist()) == ((2, D), [D, D])
+
+
+class Branching(Fragile):
+    """Makes trees of five nodes too, the anchor's children."""
+
+    def propose_tree(self, batch: Batch) -> Drafts:
+        self._call("propose_tree")
+        numbers = torch.tensor([[0.5, 1.0, 0.5, 1.0, 1.0]]).expand(len(batch), D + 2)
+        token = torch.arange(D + 2).expand(len(batch), D + 2)
+        return Drafts(token, torch.full((len(batch),), D + 2), numbers, torch.full_like(token, -1))
+
+
+def asking(*processors: LogitsProcessor, walked: bool = False) -> Request:
+    """Returns a request that decodes, with these processors."""
+    given = {"walked" if walked else "processors": LogitsProcessorList(processors)}
+    return Request(0, [1, 2], 9, read=2, tokens=[5], **given)
+
+
+PLAIN, WARPED = Request(0, [1, 2], 9, read=2, tokens=[5]), asking(TemperatureLogitsWarper(0.5))
+
+
+def test_only_the_first_nodes_of_a_tree_are_used(make_batch: Any) -> None:
+    drafts = make(Branching(), tree=True).propose(make_batch([4, 5]), [PLAIN, WARPED])
+    assert drafts is not None
+    assert drafts.parent is not None
+    assert drafts.parent.tolist() == [[-1] * D] * 2
+    assert drafts.token.tolist() == [[0, 1, 2]] * 2
+    assert (tuple(drafts.confidence.shape), drafts.count.tolist()) == ((2, D), [D, D])
+
+
+@pytest.mark.parametrize(
+    ("requests", "tree"),
+    [
+        ([PLAIN, PLAIN], True),
+        ([PLAIN, WARPED], True),
+        ([PLAIN, asking(RepetitionPenaltyLogitsProcessor(1.5))], False),
+        ([asking(TemperatureLogitsWarper(0.5), walked=True), PLAIN], False),
+    ],
+    ids=["nothing", "scores alone", "the text", "walked"],
+)
+def test_whoever_looks_at_the_text_is_given_chains(make_batch: Any, requests: list[Request], tree: bool) -> None:
+    for wanted in (True, False):
+        fragile = Branching()
+        drafts = make(fragile, tree=wanted).propose(make_batch([4, 5]), requests)
+        assert drafts is not None
+        assert (drafts.parent is not None, fragile.called == ["propose_tree"]) == (tree and wanted,) * 2
+
+
+def test_processes_agree_on_trees_too(make_batch: Any) -> None:
+    seen = []
+
+    def agree(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen.append(len(tensors))
+        return tuple(x + 1 for x in tensors)
+
+    for tree in (False, True):
+        drafts = Drafting(Branching(), D, DCutConfig(0.5), 101, tree, agree).propose(make_batch([4]), [PLAIN])
+        assert drafts is not None
+        assert (drafts.count.tolist(), drafts.token[0, 0].item()) == ([D + 1], 1 if tree else 8)
+        assert drafts.parent is None or drafts.parent.tolist() == [[0] * D]
+    assert seen == [3, 4]
 
 
 @pytest.mark.parametrize("verb", ["propose", *ARGUMENTS])

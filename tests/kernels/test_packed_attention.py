@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_dcut.kernels import band, decode_attention, packed_attention, prefill_attention
+from hf_dcut.kernels import band, decode_attention, fork, packed_attention, prefill_attention
 
 ULPS = 1e-12  # float64 sums of some tens of terms in another order
 
@@ -35,6 +35,23 @@ def test_band(window: int | None) -> None:
         seen = [c <= cell and (window is None or cell - c < window) for c in range(8)]
         assert mask[index].eq(0).tolist() == seen
         assert mask[index].isneginf().tolist() == [not s for s in seen]
+
+
+def test_fork() -> None:
+    # A tree behind two cells: anchor, a, b, and c, which follows a.
+    ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]).bool()
+    mask = fork(torch.full((4,), 2), ancestors, 8, torch.float64)
+    assert mask.dtype == torch.float64
+    assert mask.eq(0).int().tolist() == [
+        [1, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 1, 0, 0],
+    ]
+    assert (mask.eq(0) | mask.isneginf()).all()
+    assert torch.equal(fork(torch.tensor([2, 2]), ancestors[:2], 4, torch.float64), mask[:2, :4]), "fewer cells"
+    apart = fork(torch.tensor([[0], [5]]), ancestors[1:3, None], 8, torch.float64)
+    assert apart.eq(0).int().tolist() == [[[1, 1, 0, 0, 0, 0, 0, 0]], [[1, 1, 1, 1, 1, 1, 0, 1]]]
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3), (6, 1)])

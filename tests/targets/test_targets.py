@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from recurrent_targets import RECURRENT
 from target_cases import Case, Refusal
 from target_table import CASES, PAGE, REFUSED, page
 from transformers import PreTrainedModel
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from hf_dcut import CostTable, DCutConfig, DCutOutput, PromptLookupDrafter
 from hf_dcut.drafters import DFlashDrafter
 from hf_dcut.drafters.base import Drafter
+from hf_dcut.target import Target
 from hf_dcut.trial import check_model
 
 Inputs = dict[str, torch.Tensor]
@@ -127,6 +129,26 @@ def test_lossless(
     apart = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(output.logits, logits, strict=True))
     assert apart <= (case.apart or APART[case.dtype, attention])
     assert len(said[:, -NEW:].unique()) >= 8, "text that is a loop shows little"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_trees(case: Case, stock: Callable[[Case, int, str], Said], knowing_aside: Callable[..., Drafter]) -> None:
+    """Full attention knows them: what is accepted lies behind wrong siblings."""
+    model, inputs, said, logits = stock(case, 3, case.attentions[0])
+    trees = {"assistant_model": knowing_aside(inputs, said, D), "dcut": DCutConfig(budget=0.8, draft_tree=True)}
+    with Target(model) as target:
+        full = all(getattr(shape, "window", 0) is None for shape in target.shapes)
+    assert full == (case not in RECURRENT and not {"sliding_window", "layer_types"} & set(case.fields))
+    if not full:
+        with pytest.raises(ValueError, match=f"draft_tree=True: {type(model).__name__} has recurrent or sliding"):
+            generate(model, inputs, **trees)
+        return
+    output = generate(model, inputs, **trees)
+    assert torch.equal(output.sequences, said)
+    assert output.stats is not None
+    assert output.stats.accepted_tokens > 3
+    apart = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(output.logits, logits, strict=True))
+    assert apart <= (case.apart or APART[case.dtype, case.attentions[0]])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -123,9 +123,17 @@ def test_marks() -> None:
     assert verdict(interval([1.0]), 0.97) == "1.00, yes?"
     assert verdict(None, 0.97) == "-"
     seconds = {"plain": [1.0] * 3, "1.0": [1.2] * 3, "0.5": [0.9] * 3, "0.25": [1.0] * 3, "auto": [0.95] * 3}
-    line = claims_table([cell(seconds, auto={"stats": stats()})]).splitlines()[2]
-    assert [part.strip() for part in line.split("|")[1:-1]] == [
+    trees = {"tree-0.5": [0.8] * 3, "tree-auto": [0.8] * 3}
+    both = {method: {"stats": stats()} for method in ("auto", "tree-auto")}
+    lines = claims_table([cell(seconds | trees, **both)]).splitlines()[2:]
+    assert [part.strip() for part in lines[1].split("|")[2:5]] == [
+        "tree-auto",
+        "tree-0.5: 1.00 [1.00, 1.00], yes",
+        "1.25 [1.25, 1.25], yes",
+    ]
+    assert [part.strip() for part in lines[0].split("|")[1:-1]] == [
         "gsm8k, B = 8, D = 3",
+        "auto",
         "0.5: 0.95 [0.95, 0.95], no",
         "1.05 [1.05, 1.05], yes",
         "1.26 [1.26, 1.26], yes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -57,8 +58,10 @@ def test_ours(method: str, setting: Setting, answers: Sequence[list[int]]) -> No
 
 
 def test_methods_in_turns_say_the_same_and_each_has_its_own_seconds(
-    setting: Setting, answers: Sequence[list[int]]
+    setting: Setting, answers: Sequence[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Laying out weights is charged to all of them.
+    monkeypatch.setattr("hf_dcut.bench.running.prepacked", lambda networks, wanted: nullcontext())
     begin = time.perf_counter()
     outcomes = in_turns(["plain", "auto", "1.0"], setting, PROMPTS)
     whole = time.perf_counter() - begin
@@ -163,10 +166,19 @@ def test_where_methods_run(setting: Setting) -> None:
     assert not applies("short-auto", setting)
 
 
-@pytest.mark.parametrize("method", ["fast", "short-fast", "uniform-x", "short-generate"])
+@pytest.mark.parametrize("method", ["fast", "short-fast", "uniform-x", "short-generate", "tree-fast"])
 def test_unknown_methods_are_named(method: str) -> None:
-    with pytest.raises(ValueError, match=r"give plain, auto, .*short- before one of these, or one of generate, static"):
+    told = r"give plain, auto, .*short- or tree- before one of these, or one of generate, static"
+    with pytest.raises(ValueError, match=told):
         check_method(method)
+
+
+@pytest.mark.parametrize("method", ["tree-plain", "tree-uniform-3", "short-tree-auto"])
+def test_trees_are_of_budgets(method: str) -> None:
+    with pytest.raises(ValueError, match=f"method '{method}': tree- goes before auto or a budget"):
+        check_method(method)
+    check_method("tree-auto")
+    check_method("tree-0.25")
 
 
 def test_assisted_decoding_needs_an_assistant(setting: Setting) -> None:
