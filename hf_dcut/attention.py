@@ -7,19 +7,18 @@ whose code does not ask the interface are found by `trial.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
-from itertools import pairwise
+from functools import cached_property
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
-from hf_dcut.kernels import attention_path, band, check, decode_attention, fork, prefill_attention
-from hf_dcut.kernels import packed_attention as ragged_attention
+from hf_dcut.grouped import GroupedAttention
+from hf_dcut.kernels import Formula, attention_path
+from hf_dcut.ragged import RaggedAttention
 from hf_dcut.types import Packed
 
 _active: ContextVar[PackedAttention | None] = ContextVar("hf_dcut_attention", default=None)
@@ -30,21 +29,9 @@ _HARMLESS = {"position_ids", "use_cache", "output_router_logits", "packed", "log
 # The same, of keywords that ask for something when they are else than this.
 _NEUTRAL = (("dropout", 0.0), ("output_attentions", False))
 
-# Rows of padding that one more call on a piece is worth, measured on a CPU.
-_PIECE = 20
-
 
 class UnsupportedAttention(ValueError):
     """The model's attention asks for something that packed verification does not do."""
-
-
-class Formula(NamedTuple):
-    """What a layer makes of its scores, as the kernels take it: factor, window, soft cap, a sink for each head."""
-
-    scaling: float
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
 
 
 class Heads(NamedTuple):
@@ -56,11 +43,7 @@ class Heads(NamedTuple):
 
 
 class PackedAttention:
-    """The attention function of one packed forward. Masks are made once and shared by all layers.
-
-    Where a fused kernel runs it takes the row as it is. Else decoding requests go together, the first `width` rows of
-    each, padded. What is left goes piece by piece: prompts, and on a CPU the tails of the few requests that kept many
-    more drafts than the others, so that these do not set the padding of all.
+    """The attention function of one packed forward: by a fused kernel (`ragged.py`), else by SDPA (`grouped.py`).
 
     Args:
         packed: the row; decoding requests first, then prompts.
@@ -74,59 +57,13 @@ class PackedAttention:
 
     def __init__(self, packed: Packed, path: str | None = None, windows: Mapping[int, int | None] | None = None):
         self.packed, self.path, self.windows = packed, path, windows or {}
-        self.masks: dict[tuple[str, int, int | None], Tensor] = {}
-        # Where each request's slot begins, by the length of slots.
-        self.begin: dict[int, Tensor] = {}
-        # First row, end row, slot and first cell of each piece.
-        self.pieces: list[tuple[int, int, int, int]] = []
-        self.placed = False
         self.heads: set[Heads] = set()
+        self._ragged: dict[str, RaggedAttention] = {}
 
-    def _place(self) -> None:
-        """Sets where padded rows and pieces lie, once, for all layers."""
-        packed, self.placed = self.packed, True
-        start = packed.start.long()
-        if packed.decoding:
-            self._place_decoding(start[: packed.decoding + 1])
-        if packed.decoding < len(start) - 1:
-            self._place_prompts(start[packed.decoding :])
-
-    def _place_decoding(self, start: Tensor) -> None:
-        """Sets which rows are padded together, and leaves the tails behind them as pieces."""
-        width = self.packed.width
-        if start.device.type == "cpu" and not self.packed.fixed:
-            bounds = start.tolist()
-            counts = [end - first for first, end in pairwise(bounds)]
-            width = best_width(counts)
-            self.pieces += [
-                (first + width, first + count, slot, int(self.packed.cell[first]) + width)
-                for slot, (first, count) in enumerate(zip(bounds, counts, strict=False))
-                if count > width
-            ]
-        offset = torch.arange(width, device=start.device)
-        first, end = start[:-1, None], start[1:, None]
-        self.query_cell = self.packed.cell[first] + offset  # [R, W]
-        alone = not self.pieces and self.packed.decoding == len(self.packed.used)
-        if alone and width * self.packed.decoding == len(self.packed):
-            self.row = self.place = None
-            return
-        inside = first + offset < end
-        self.row = torch.where(inside, first + offset, first)
-        if self.pieces or self.packed.decoding < len(self.packed.used):
-            request, place = inside.nonzero(as_tuple=True)
-        else:
-            # The same where every row is one of these, so that nobody must count them.
-            rows = torch.arange(len(self.packed), device=start.device)
-            request = torch.searchsorted(start[1:], rows, right=True)
-            place = rows - start[request]
-        self.place = request, place
-        self.together = self.row[self.place]
-
-    def _place_prompts(self, start: Tensor) -> None:
-        """Reads on the host where prompts lie; only steps that read prompts pay for it."""
-        *bounds, end = start.tolist()
-        slots, cells = self.packed.slot[bounds].tolist(), self.packed.cell[bounds].tolist()
-        self.pieces += zip(bounds, [*bounds[1:], end], slots, cells, strict=True)
+    @cached_property
+    def grouped(self) -> GroupedAttention:
+        """Returns the row's attention by SDPA, which is worked out when the first layer asks for it."""
+        return GroupedAttention(self.packed)
 
     def __call__(
         self,
@@ -173,8 +110,10 @@ class PackedAttention:
         self.heads.add(heads)
         extras = heads.extras or self.packed.ancestors is not None
         path = self.path or attention_path(query.device, query.dtype, heads.key_dim, heads.value_dim, extras)
-        attend = self._pieces if path == "reference" else partial(self._ragged, path)
-        return attend(rows, key, value, formula)[None], None
+        if path == "reference":
+            return self.grouped(rows, key, value, formula)[None], None
+        ragged = self._ragged.setdefault(path, RaggedAttention(self.packed, path))
+        return ragged(rows, key, value, formula)[None], None
 
     def _window(self, module: nn.Module, passed: int | None) -> int | None:
         """Returns the window of a layer: what its own cache has, which must not differ from what its code passes."""
@@ -188,118 +127,6 @@ class PackedAttention:
                 f"packed verification cannot tell which is meant. Generate without dcut for this model"
             )
         return own
-
-    def _pieces(self, rows: Tensor, key: Tensor, value: Tensor, formula: Formula) -> Tensor:
-        """Returns the attention output [T, heads, dim] from plain torch, group by group."""
-        if not self.placed:
-            self._place()
-        scaling, window, softcap, sinks = formula
-        decoding, joined = self.packed.decoding, None
-        if decoding:
-            layout = (self.row, self.place, self._decode_mask(window, rows.dtype))
-            joined = decode_attention(rows, key[:decoding], value[:decoding], *layout, scaling, softcap, sinks)
-            if self.row is None:
-                return joined
-        out = rows.new_empty(*rows.shape[:2], value.shape[-1])
-        if joined is not None:
-            out[self.together] = joined
-        for index, (first, end, slot, cell) in enumerate(self.pieces):
-            own, piece = slice(cell + end - first), slice(first, end)
-            states = rows[piece], key[slot, :, own], value[slot, :, own]
-            causal = self._piece_mask(index, window, rows.dtype)
-            out[piece] = prefill_attention(*states, causal, scaling, softcap, sinks)
-        return out
-
-    def _ragged(self, path: str, rows: Tensor, key: Tensor, value: Tensor, formula: Formula) -> Tensor:
-        """Returns the attention output [T, heads, dim] from a fused kernel, all requests in one call."""
-        packed = self.packed
-        (keys, length), (values, other) = long_row(key), long_row(value)
-        if other != length:
-            # Latent attention makes K and V anew from what the cache holds, each in a layout of its own.
-            (keys, length), (values, _) = long_row(key.contiguous()), long_row(value.contiguous())
-        if length not in self.begin:
-            slot = packed.slot[packed.start[:-1].long()]
-            self.begin[length] = nn.functional.pad(slot * length, (0, 1)).int()
-        begin, decoding, requests = self.begin[length], packed.decoding, len(packed.used)
-        if packed.ancestors is None or decoding == requests:
-            width = packed.width if decoding == requests else len(packed)
-            layout = (packed.start, begin, packed.used, width, packed.reach, *formula)
-            return ragged_attention(rows, keys, values, *layout, ancestors=packed.ancestors, path=path)
-        # Trees and prompts apart: only the former have ancestors.
-        edge, prompts = len(packed.ancestors), packed.start[decoding:]
-        trees = (packed.start[: decoding + 1], begin[: decoding + 1], packed.used[:decoding], packed.width)
-        texts = (prompts - prompts[:1], begin[decoding:], packed.used[decoding:], len(packed) - edge)
-        parts = (rows[:edge], trees, packed.ancestors), (rows[edge:], texts, None)
-        return torch.cat(
-            [
-                ragged_attention(own, keys, values, *layout, packed.reach, *formula, ancestors=ancestors, path=path)
-                for own, layout, ancestors in parts
-            ]
-        )
-
-    def _decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Returns the mask of the decoding requests, [R, 1, W, reach]."""
-        name = ("decode", 0, window)
-        if name not in self.masks:
-            if self.packed.ancestors is None:
-                mask = band(self.query_cell, self.packed.reach, window, dtype)
-            else:
-                every = torch.arange(len(self.packed), device=self.query_cell.device)
-                rows = every.view(self.query_cell.shape) if self.row is None else self.row
-                mask = self._fork(rows, self.packed.reach, window, dtype)
-            self.masks[name] = mask[:, None]
-        return self.masks[name]
-
-    def _piece_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Returns the mask of one piece, [n, cells]; None where plain causality says the same."""
-        first, end, _, cell = self.pieces[index]
-        length = cell + end - first
-        if cell == 0 and (window is None or length <= window):
-            return None
-        name = ("piece", index, window)
-        if name not in self.masks:
-            rows = torch.arange(first, end, device=self.packed.cell.device)
-            if self.packed.ancestors is None or first >= len(self.packed.ancestors):
-                self.masks[name] = band(rows + cell - first, length, window, dtype)
-            else:
-                self.masks[name] = self._fork(rows, length, window, dtype)
-        return self.masks[name]
-
-    def _fork(self, rows: Tensor, cells: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Returns the mask of some rows of trees, [*rows.shape, cells]."""
-        packed = self.packed
-        assert packed.ancestors is not None
-        check(window, packed.ancestors)
-        return fork((packed.cell - packed.node - 1)[rows], packed.ancestors[rows], cells, dtype)
-
-
-def long_row(states: Tensor) -> tuple[Tensor, int]:
-    """Returns a view [cells, heads, dim] of all slots' cells as one long row, and how many cells lie between two slots.
-
-    Args:
-        states: [slots, heads, reach, dim], a view of the first cells of slots that lie one behind the other.
-    """
-    slots, heads, reach, dim = states.shape
-    by_slot, by_head, by_cell, by_number = states.stride()
-    length, rest = divmod(by_slot, by_cell)
-    assert rest == 0, f"slots of K/V {tuple(states.shape)} with strides {states.stride()}"
-    return states.as_strided(((slots - 1) * length + reach, heads, dim), (by_cell, by_head, by_number)), length
-
-
-def best_width(counts: Sequence[int]) -> int:
-    """Returns how many rows of each request to pad together, the rest going piece by piece.
-
-    Weighs padded rows against pieces, each of which costs about as much as `_PIECE` rows. With counts 2, 1, 1, 16 the
-    answer is 2: padding to 16 would take 64 rows, padding to 2 takes 8 and one piece of 14.
-
-    Args:
-        counts: rows of each request.
-    """
-
-    def rows(width: int) -> int:
-        return width * len(counts) + sum(_PIECE + count - width for count in counts if count > width)
-
-    return min(sorted(set(counts)), key=rows)
 
 
 @contextmanager

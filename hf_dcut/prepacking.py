@@ -44,16 +44,18 @@ def works(dtype: torch.dtype) -> bool:
         return False
     weight = torch.arange(96.0).view(12, 8).to(dtype)
     try:
-        found = packed_linear(weight)(weight[:3])
+        with torch.no_grad():
+            found = packed_linear(weight)(weight[:3])
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         logger.info("weights are not prepacked in %s: %s", dtype, error)
         return False
     return torch.allclose(found, F.linear(weight[:3], weight), rtol=0.02)
 
 
-@torch.no_grad()
 def packed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Returns a function from rows [..., in] to rows @ weight.T + bias [..., out], from a copy of the weight.
+    """Returns a function from rows [..., in] to rows @ weight.T + bias [..., out].
+
+    It reads a copy of the weight; where gradients are wanted, the weight itself.
 
     Args:
         weight: [out, in], one that `packs`.
@@ -62,6 +64,8 @@ def packed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tenso
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
     def linear(rows: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return F.linear(rows, weight, bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
         return out
 

@@ -21,9 +21,10 @@ PACKAGE = "hf_dcut"
 # sub-package. Units that share a set do not import each other. "" is hf_dcut itself, with its public names.
 STAGES = frozenset({"scores", "budget", "packing", "choosing", "commit"})
 ORDER: tuple[str | frozenset[str], ...] = (
-    *("types", "config", "wording", "swapping", "thin", "timing", "machine"),
+    *("types", "config", "wording", "swapping", "prepacking", "timing", "machine"),
     "kernels",
-    *("states", "cache", "attention", "recurrence", "noise", "ranks", "text", "media", "adapters", "requests", "tiers"),
+    *("states", "cache", "grouped", "ragged", "attention", "recurrence", "noise", "ranks", "text", "media", "adapters"),
+    *("requests", "tiers"),
     *("lengths", "trial", "branching", "acceptance"),
     STAGES | {"drafters", "target", "cost_table"},
     *("drawing", "processors", "stats", "skipping", "calibration", "selecting", "memory", "compiling"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hf_dcut
-from hf_dcut import attention, selecting
+from hf_dcut import attention, ragged, selecting
 
 # One full layer, then two with a window shorter than the text.
 WINDOWS = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
@@ -36,7 +36,7 @@ def test_generates_what_the_target_does(
         return counted
 
     monkeypatch.setattr(attention, "attention_path", lambda *given: "triton")
-    monkeypatch.setattr(attention, "ragged_attention", count("attention", attention.ragged_attention))
+    monkeypatch.setattr(ragged, "packed_attention", count("attention", ragged.packed_attention))
     monkeypatch.setattr(selecting, "select_path", lambda *given: "triton")
     monkeypatch.setattr("hf_dcut.kernels.select_path", lambda *given: "triton")
     monkeypatch.setattr(selecting, "select_at_once", count("select", selecting.select_at_once))

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from hf_dcut.kernels import paths
 from hf_dcut.kernels.paths import attention_path, select_path
-from hf_dcut.kernels.reference.packed_attention import band, check, decode_attention, fork, prefill_attention
+from hf_dcut.kernels.reference.packed_attention import Formula, band, check, decode_attention, fork, prefill_attention
 from hf_dcut.kernels.reference.select import QUANTUM, Selected, gains, lay_out, ranks, survivals
 
 __all__ = [
     "QUANTUM",
+    "Formula",
     "Selected",
     "argmax_logprob",
     "attention_path",

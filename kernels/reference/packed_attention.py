@@ -8,10 +8,20 @@ decoding requests, which have at most D+1 rows each; the target's matrix product
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Formula(NamedTuple):
+    """What a layer makes of its scores, as the kernels take it: factor, window, soft cap, a sink for each head."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
 
 
 def packed_attention(

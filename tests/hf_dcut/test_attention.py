@@ -17,9 +17,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from hf_dcut import attention
-from hf_dcut.attention import PackedAttention, best_width, long_row, packed_attention
+from hf_dcut import attention, ragged
+from hf_dcut.attention import PackedAttention, packed_attention
+from hf_dcut.grouped import best_width
 from hf_dcut.kernels import packed_attention as ragged_attention
+from hf_dcut.ragged import long_row
 from hf_dcut.types import Packed
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
@@ -137,7 +139,7 @@ def test_every_path_gives_the_same(
         pytest.importorskip("triton")
     if path.startswith("by"):
         given = partial(ragged_attention, path="reference")
-        monkeypatch.setattr(attention, "ragged_attention", lambda *layout, path, **others: given(*layout, **others))
+        monkeypatch.setattr(ragged, "packed_attention", lambda *layout, path, **others: given(*layout, **others))
     device = "cuda" if torch.cuda.is_available() and path == "triton" else "cpu"
     states = [x.float().to(device) for x in random_states(packed)]
     more = {k: x.float().to(device) if isinstance(x, torch.Tensor) else x for k, x in EXTRAS[extras].items()}
@@ -154,7 +156,7 @@ def test_keys_and_values_of_different_layouts(monkeypatch: pytest.MonkeyPatch) -
     wide = torch.zeros(packed.slots, packed.reach, KV_HEADS, 2 * DIM, dtype=torch.float64)
     wide[..., DIM:] = value.transpose(1, 2)
     given = partial(ragged_attention, path="reference")
-    monkeypatch.setattr(attention, "ragged_attention", lambda *layout, path, **others: given(*layout, **others))
+    monkeypatch.setattr(ragged, "packed_attention", lambda *layout, path, **others: given(*layout, **others))
     out, _ = PackedAttention(packed, "fused")(nn.Module(), query, key, wide.transpose(1, 2)[..., DIM:], None)
     expected, _ = PackedAttention(packed)(nn.Module(), query, key, value, None)
     assert torch.allclose(out, expected, rtol=ULPS, atol=ULPS)
@@ -232,7 +234,7 @@ def test_a_node_attends_to_the_way_that_leads_to_it(name: str, extras: dict[str,
     query, key, value = random_states(packed)
     call = PackedAttention(packed)
     out, _ = call(nn.Module(), query, key, value, None, scaling=0.3, **extras)
-    tails = [first for first, *_ in call.pieces if first < packed.start[packed.decoding]]
+    tails = [first for first, *_ in call.grouped.pieces if first < packed.start[packed.decoding]]
     assert bool(tails) == (name in ("a long tree", "long trees and prompts"))
     assert torch.allclose(out[0], along_the_way(packed, query, key, value, extras), rtol=ULPS, atol=ULPS)
 
@@ -264,7 +266,7 @@ def test_every_path_knows_trees(
         pytest.importorskip("triton")
     if path.startswith("by"):
         given = partial(ragged_attention, path="reference")
-        monkeypatch.setattr(attention, "ragged_attention", lambda *layout, path, **others: given(*layout, **others))
+        monkeypatch.setattr(ragged, "packed_attention", lambda *layout, path, **others: given(*layout, **others))
     device = "cuda" if torch.cuda.is_available() and path == "triton" else "cpu"
     states = random_states(packed)
     more = {k: x.float().to(device) if isinstance(x, torch.Tensor) else x for k, x in EXTRAS[extras].items()}
@@ -278,11 +280,11 @@ def test_every_path_knows_trees(
 def test_kernels_attend_to_trees_and_prompts_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packed, calls = TREES[name], []
 
-    def spy(*layout: Any, path: str, ancestors: torch.Tensor | None, **others: Any) -> torch.Tensor:
+    def spy(*layout: Any, path: str, ancestors: torch.Tensor | None = None, **others: Any) -> torch.Tensor:
         calls.append((len(layout[0]), layout[3].tolist(), layout[6], ancestors is not None))
         return ragged_attention(*layout, path="reference", ancestors=ancestors, **others)
 
-    monkeypatch.setattr(attention, "ragged_attention", spy)
+    monkeypatch.setattr(ragged, "packed_attention", spy)
     states = random_states(packed)
     out, _ = PackedAttention(packed, "fused")(nn.Module(), *states, None, scaling=0.3)
     assert torch.allclose(out[0], along_the_way(packed, *states, {}), rtol=ULPS, atol=ULPS)

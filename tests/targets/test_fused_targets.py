@@ -10,7 +10,7 @@ import pytest
 import torch
 from target_table import CASES
 
-from hf_dcut import assembly, attention
+from hf_dcut import assembly, attention, ragged
 from hf_dcut.assembly import attention_name
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.target import Target
@@ -55,14 +55,14 @@ def test_generates_what_the_target_does(
 ) -> None:
     pytest.importorskip("triton")
     device, calls = "cuda" if torch.cuda.is_available() else "cpu", []
-    ragged = attention.ragged_attention
+    attend = ragged.packed_attention
 
     def counted(*given: Any, path: str, **options: Any) -> torch.Tensor:
         calls.append(path)
-        return ragged(*given, path=path, **options)
+        return attend(*given, path=path, **options)
 
     monkeypatch.setattr(attention, "attention_path", lambda *given: "triton")
-    monkeypatch.setattr(attention, "ragged_attention", counted)
+    monkeypatch.setattr(ragged, "packed_attention", counted)
     case = next(case for case in CASES if case.name == name)
     model = replace(case, dtype=torch.float32).build("eager").to(device)
     inputs = {name: x.to(device) for name, x in make_prompts(3, longest=8).items()}
