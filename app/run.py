@@ -90,6 +90,7 @@ class Run:
             stats=Stats(records=[]),
         )
         self.engine = self._open.enter_context(engine)
+        self.trace.depth = self.engine.depth
         for request in self.requests:
             self.engine.roster.add(request)
 
@@ -207,8 +208,8 @@ class Watched:
     def _bind(self, *args: Any) -> BoundDrafter:
         bound: Any = self.inner.bind(*args)
 
-        def seen(propose: Callable[[Batch], Drafts], batch: Batch) -> Drafts:
-            drafts = propose(batch)
+        def seen(propose: Callable[..., Drafts], batch: Batch, *nodes: int) -> Drafts:
+            drafts = propose(batch, *nodes)
             self._seen = Seen(drafts, score(drafts, batch).survival)
             return drafts
 

@@ -83,8 +83,8 @@ class BoundDrafter(ABC):
     def propose(self, batch: Batch) -> Drafts:
         """Returns up to D drafts for each request of the batch, after its anchor."""
 
-    def propose_tree(self, batch: Batch) -> Drafts:
-        """Returns up to D nodes for each request of the batch, a tree of what may follow its anchor."""
+    def propose_tree(self, batch: Batch, nodes: int) -> Drafts:
+        """Returns up to so many nodes for each request of the batch, a tree of what may follow its anchor."""
         return self.propose(batch)
 
     def propose_logits(self, batch: Batch) -> tuple[Tensor, Tensor | None]:

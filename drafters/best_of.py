@@ -97,10 +97,9 @@ class BoundBestOf(BoundDrafter):
         rows = torch.arange(len(batch), device=best.device)
         return Drafts.chain(token[best, rows], confidence[best, rows], count[best, rows])
 
-    def propose_tree(self, batch: Batch) -> Drafts:
+    def propose_tree(self, batch: Batch, nodes: int) -> Drafts:
         """Returns the likeliest nodes of all drafters' trees."""
-        offers = [drafter.propose_tree(batch) for drafter in self.drafters]
-        return merge(offers, max(drafts.token.shape[1] for drafts in offers))
+        return merge([drafter.propose_tree(batch, nodes) for drafter in self.drafters], nodes)
 
     def move(self, source: int, destination: int) -> None:
         for drafter in self.drafters:

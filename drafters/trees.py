@@ -25,7 +25,7 @@ def grow(token: Tensor, probability: Tensor, nodes: int) -> Drafts:
     Args:
         token: int64 [B, D, C], candidates of each place, different ones.
         probability: float32 [B, D, C], of each.
-        nodes: N, at most D.
+        nodes: N.
     """
     rows, depth, width = token.shape
     survival = probability.new_ones(rows, 1)
@@ -73,6 +73,9 @@ def _likeliest(token: Tensor, parent: Tensor, survival: Tensor, nodes: int) -> D
         survival: float32 [B, M]; below 0 where there is none.
         nodes: N.
     """
+    spare = max(0, nodes - token.shape[1])
+    token, parent = (torch.nn.functional.pad(x, (0, spare), value=v) for x, v in ((token, 0), (parent, -1)))
+    survival = torch.nn.functional.pad(survival, (0, spare), value=-1.0)
     order = survival.argsort(dim=1, descending=True, stable=True)
     place = torch.empty_like(order)
     place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))

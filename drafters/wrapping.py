@@ -51,8 +51,8 @@ class BoundWrapped(BoundDrafter):
     def propose(self, batch: Batch) -> Drafts:
         return self.change(self.drafter.propose(batch), batch)
 
-    def propose_tree(self, batch: Batch) -> Drafts:
-        return self.change(self.drafter.propose_tree(batch), batch)
+    def propose_tree(self, batch: Batch, nodes: int) -> Drafts:
+        return self.change(self.drafter.propose_tree(batch, nodes), batch)
 
     def move(self, source: int, destination: int) -> None:
         self.drafter.move(source, destination)

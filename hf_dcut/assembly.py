@@ -29,7 +29,7 @@ from hf_dcut.graphs import Graphs, open_graphs
 from hf_dcut.kernels import attention_path
 from hf_dcut.lengths import check_length
 from hf_dcut.machine import machine_fingerprint
-from hf_dcut.memory import check_memory, fitting_slots
+from hf_dcut.memory import cells_ahead, check_memory, fitting_slots
 from hf_dcut.prepacking import prepacked, runs_packed
 from hf_dcut.profiling import kv_length_for, measure_costs, powers_of_two
 from hf_dcut.skipping import keep_balance, last_balance
@@ -74,7 +74,7 @@ def open_engine(
     if drafter is not None:
         drafter.check(model)
     depth = _depth(drafter, config)
-    length = longest + (drafter.draft_tokens if drafter else 0)
+    length = longest + cells_ahead(drafter, config)
     taps = drafter.taps if drafter else ()
     with Target(model, taps) as target, compiling(config, target, drafter), _prepacked(config, model, drafter):
         if target.ranks.size > 1:
@@ -89,6 +89,8 @@ def open_engine(
         at_once = sorted({*powers_of_two(slots), slots})
         graphs = open_graphs(config, FixedStep(target, cache, bound, depth), at_once, slots, longest - prompt)
         tree = _draws_trees(config, target, drafter, graphs)
+        if drafter is not None and tree:
+            depth = config.nodes(drafter.draft_tokens)
         costs, balance = None, 0.0
         if drafter is not None and bound is not None and config.budget == "auto":
             costs = _costs(config, depth, target, drafter, graphs, tree)
@@ -209,8 +211,8 @@ def _draws_trees(config: DCutConfig, target: Target, drafter: Drafter | None, gr
         "steps recorded as CUDA graphs hold chains": graphs is not None,
     }
     found = [problem for problem, there in problems.items() if there]
-    if found and config.draft_tree is True:
-        raise ValueError(f"dcut draft_tree=True: {'; '.join(found)}. Give 'auto' or False")
+    if found and config.draft_tree != "auto":
+        raise ValueError(f"dcut draft_tree={config.draft_tree}: {'; '.join(found)}. Give 'auto' or False")
     return not found
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from hf_dcut.cost_table import CostTable
 
 PAPER_RATIOS = (0.25, 0.5, 0.75, 1.0)
+# Nodes of a tree that nobody set: small blocks leave room for more than they have places.
+LEAST_NODES = 15
 RATIOS = tuple(share / 16 for share in range(1, 17))
 
 
@@ -27,11 +29,13 @@ class DCutConfig:
         proposals: "greedy" drafts the drafter's likeliest tokens, which the target's draws must then hit; "sampled"
             draws drafts from the drafter's own distribution and verifies them by rejection sampling. Same law either
             way; only sampling requests and block drafters know the second.
-        draft_tree: True verifies trees of drafts, of as many nodes as a chain has drafts: less likely tokens of a place
-            and the drafts of several drafters compete for the budget too. "auto" does so where it can be: with DFlash
-            drafters that fill all places at once, also beside prompt lookup, for models with full attention whose steps
-            are not recorded, and steps whose requests' processors look at scores alone. False verifies chains.
-        draft_tokens: keep only the first so many drafts of the drafter's block; None keeps all.
+        draft_tree: True verifies trees of drafts: less likely tokens of a place and the drafts of several drafters
+            compete for the budget too. "auto" does so where it can be: with DFlash drafters that fill all places at
+            once, also beside prompt lookup, for models with full attention whose steps are not recorded, and steps
+            whose requests' processors look at scores alone. A number says how many nodes a request's tree has. False
+            verifies chains.
+        draft_tokens: most drafts of a request and step: the first so many of a block, or nodes of a tree. None keeps
+            all of a block, and gives a tree as many nodes, 15 at least.
         cost_table: where the measured seconds of a step are kept: "auto" for a file in the Hugging Face cache, a path,
             "off" to measure for this call alone, or a `CostTable` from `hf_dcut.warmup`.
         deterministic: True takes the cost table as it is, and forgets what drafting gained in the last call; False lets
@@ -55,7 +59,7 @@ class DCutConfig:
     budget: float | str = "auto"
     ratios: tuple[float, ...] | None = None
     proposals: str = "greedy"
-    draft_tree: bool | str = "auto"
+    draft_tree: bool | int | str = "auto"
     draft_tokens: int | None = None
     cost_table: str | os.PathLike[str] | CostTable = "auto"
     deterministic: bool = False
@@ -84,8 +88,10 @@ class DCutConfig:
             if not isinstance(value := getattr(self, name), bool):
                 raise TypeError(f"dcut {name}={value!r}: give True or False")
         for name in ("draft_tree", "cuda_graphs", "prepack"):
-            if not isinstance(value := getattr(self, name), bool) and value != "auto":
-                raise ValueError(f"dcut {name}={value!r}: give 'auto', True or False")
+            value, numbered = getattr(self, name), name == "draft_tree"
+            if not isinstance(value, bool) and value != "auto" and not (numbered and _is_count(value)):
+                wanted = "'auto', True, False or a positive integer" if numbered else "'auto', True or False"
+                raise ValueError(f"dcut {name}={value!r}: give {wanted}")
         # Tables come after this module, so one is known by what the budget asks of it.
         if not isinstance(self.cost_table, (str, os.PathLike)) and not hasattr(self.cost_table, "drafted"):
             raise TypeError(f"dcut cost_table={self.cost_table!r}: give 'auto', 'off', a path or a CostTable")
@@ -98,6 +104,16 @@ class DCutConfig:
         if not isinstance(value, (list, tuple)) or not value or not all(map(right, value)):
             raise ValueError(f"dcut {name}={value!r}: give one or more {wanted}, or None")
         object.__setattr__(self, name, tuple(value))
+
+    def nodes(self, depth: int) -> int:
+        """Returns N, how many nodes a tree has.
+
+        Args:
+            depth: D of the drafter.
+        """
+        if not isinstance(self.draft_tree, (bool, str)):
+            return self.draft_tree
+        return self.draft_tokens or max(depth, LEAST_NODES)
 
     def candidates(self, recorded: bool = False) -> tuple[float, ...]:
         """Returns the shares that a drafted step chooses from; none where no step drafts.

@@ -36,7 +36,7 @@ class Drafting:
 
     Args:
         drafter: who proposes; None decodes plainly.
-        depth: D, drafts used of a block.
+        depth: D, drafts used of a block; nodes of a tree.
         config: how drafts are made.
         vocabulary: V, of the target.
         tree: whether drafts may be trees.
@@ -74,7 +74,7 @@ class Drafting:
                 logits, ids = drafter.propose_logits(batch)
                 drafts = draw_drafts(logits, ids, batch, decoding, self.vocabulary)
             elif self.tree and all(branches(request) for request in decoding):
-                drafts = drafter.propose_tree(batch)
+                drafts = drafter.propose_tree(batch, self.depth)
             else:
                 drafts = drafter.propose(batch)
             return self._agreed(drafts.first(self.depth))

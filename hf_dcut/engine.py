@@ -48,7 +48,7 @@ class Engine:
         target: the model that decides.
         cache: its K/V.
         drafter: who proposes; None decodes plainly.
-        depth: D, drafts used of a block.
+        depth: D, drafts used of a block; nodes of a tree.
         config: how drafts are cut.
         costs: seconds of steps, needed for the "auto" budget.
         stats: where steps are counted.

@@ -32,7 +32,7 @@ from hf_dcut.engine import Engine
 from hf_dcut.generation import prepare
 from hf_dcut.lengths import check_length
 from hf_dcut.media import MEDIA_INPUTS
-from hf_dcut.memory import fitting_length
+from hf_dcut.memory import cells_ahead, fitting_length
 from hf_dcut.processors import own_copies
 from hf_dcut.ranks import Ranks, settings
 from hf_dcut.requests import OWN_FAULTS, Request
@@ -134,9 +134,8 @@ class Intake:
         self.max_batch_size = max(1, min(self.max_batch_size, sequences))
         if self.max_length is None:
             longest = max((self._reach(config, lengths) for config, lengths in sizes.values()), default=1)
-            block = self.drafter.draft_tokens if self.drafter else 0
             cells = fitting_length(Target(self.model), self.drafter, self.config.max_cache_bytes)
-            self.max_length = max(1, min(longest, cells - block))
+            self.max_length = max(1, min(longest, cells - cells_ahead(self.drafter, self.config)))
 
     def requests(self, given: object, number: int) -> list[Request]:
         """Returns the requests of an input, one a sequence to be returned.

@@ -8,6 +8,7 @@ import psutil
 import torch
 
 from hf_dcut.cache import cache_bytes
+from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import Drafter
 from hf_dcut.target import Target
 
@@ -29,6 +30,14 @@ def check_memory(target: Target, drafter: Drafter | None, slots: int, length: in
             f"{told}, but {size(free)} are {source}: generate for fewer requests at once or lower max_new_tokens"
         )
     logger.info("%s", told)
+
+
+def cells_ahead(drafter: Drafter | None, config: DCutConfig) -> int:
+    """Returns how many cells of a slot lie behind the longest request: what a step's drafts may need."""
+    if drafter is None:
+        return 0
+    depth = drafter.draft_tokens
+    return max(depth, config.nodes(depth)) if drafter.branches and config.draft_tree is not False else depth
 
 
 def fitting_slots(target: Target, drafter: Drafter | None, slots: int, length: int, limit: int | None) -> int:

@@ -177,8 +177,8 @@ class Stats:
         """Returns the sums as JSON-able values, without the records of single steps."""
         names = (
             "new_tokens prompt_tokens shared_tokens evictions steps drafted_steps plain_steps rows drafted kept "
-            "accepted_tokens committed_tokens mean_accepted_tokens kept_share drafted_share tokens_per_second seconds "
-            "longest_step occupancy cells_used profile_seconds stage_seconds finish_reasons"
+            "accepted_tokens committed_tokens offered_positions mean_accepted_tokens kept_share drafted_share "
+            "tokens_per_second seconds longest_step occupancy cells_used profile_seconds stage_seconds finish_reasons"
         )
         values = {name: getattr(self, name) for name in names.split()}
         values["histogram"] = {str(k): v for k, v in sorted(self.histogram.items())}

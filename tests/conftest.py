@@ -274,7 +274,7 @@ class SideOracle(OracleDrafter):
 
 
 class BoundSide(BoundOracle):
-    def propose_tree(self, batch: Batch) -> Drafts:
+    def propose_tree(self, batch: Batch, nodes: int) -> Drafts:
         chain = self.propose(batch)
         a, b, c = chain.token[:, :3].unbind(1)
         sure = chain.confidence[:, 0]

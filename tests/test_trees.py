@@ -109,7 +109,7 @@ def invented_costs() -> CostTable:
 def generate(model: PreTrainedModel, inputs: Inputs, drafter: Drafter, budget: Any, **options: Any) -> DCutOutput:
     config: dict[str, Any] = {"budget": budget, "draft_tree": True}
     if budget == "auto":
-        config |= {"cost_table": invented_costs(), "deterministic": True}
+        config |= {"draft_tree": D, "cost_table": invented_costs(), "deterministic": True}
     own = {name: options.pop(name) for name in ("draft_tree", "max_prefill_tokens", "draft_tokens") if name in options}
     return model.generate(**inputs, **(GREEDY | options), assistant_model=drafter, dcut=DCutConfig(**(config | own)))
 
@@ -463,6 +463,6 @@ def test_costs_of_trees_are_not_those_of_chains(model: PreTrainedModel) -> None:
         chains, trees = (fingerprint(target, drafter, tree=tree) for tree in (False, True))
     assert chains != trees
     assert chains | {"draft_tree": True} == trees
-    for wanted, expected in (("auto", trees), (True, trees), (False, chains)):
+    for wanted, expected, nodes in (("auto", trees, 15), (True, trees, 15), (9, trees, 9), (False, chains, D)):
         table = warmup(model, drafter, [1], {"cost_table": "off", "draft_tree": wanted}, max_length=20)
-        assert table.fingerprint == expected | {"draft_tokens": D}
+        assert table.fingerprint == expected | {"draft_tokens": nodes}

@@ -83,13 +83,13 @@ class BoundDFlash(BoundDrafter):
         token = token if self.draft_ids is None else self.draft_ids[token]
         return Drafts.chain(token, confidence.to(self.device))
 
-    def propose_tree(self, batch: Batch) -> Drafts:
-        """Returns the likeliest paths through the block as a tree of D nodes; a chain where places depend on others."""
+    def propose_tree(self, batch: Batch, nodes: int) -> Drafts:
+        """Returns the likeliest paths through the block as a tree; a chain where places depend on others."""
         if self.model.candidate_selector is not None:
             return self.propose(batch)
         logits, ids = self.propose_logits(batch)
         token, confidence = likeliest(logits, _CANDIDATES)
-        return grow(token if ids is None else ids[token], confidence, logits.shape[1])
+        return grow(token if ids is None else ids[token], confidence, nodes)
 
     def propose_logits(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns logits [B, D, C] of the drafts and the C token ids they are of; None for the whole vocabulary."""

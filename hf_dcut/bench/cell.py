@@ -89,7 +89,7 @@ class Cell:
 
     def total(self, method: str, name: str) -> float:
         """Returns a count of our steps, summed over rounds; 0 for upstream's methods."""
-        return sum(stats[name] for stats in self._stats(method))
+        return sum(stats.get(name, 0) for stats in self._stats(method))
 
     def mismatches(self, method: str) -> int:
         """Returns answers that differ by more than a tie; such a method has no speed."""
@@ -114,7 +114,11 @@ class Cell:
     def kept_share(self, method: str) -> float | None:
         """Returns positions verified of those offered, anchors included, over drafted steps; None without."""
         rows = self.total(method, "rows")
-        return (rows + self.total(method, "kept")) / (rows * (self.key.draft_tokens + 1)) if rows else None
+        if not rows:
+            return None
+        # A tree may have more nodes than a chain has drafts.
+        offered = self.total(method, "offered_positions") or rows * (self.key.draft_tokens + 1)
+        return (rows + self.total(method, "kept")) / offered
 
     def drafted_share(self, method: str) -> float | None:
         """Returns the share of steps that drafted; None for upstream's methods."""

@@ -154,7 +154,8 @@ class _Run:
 
     def _costs(self, drafter: Drafter, key: Key, tree: bool = False) -> CostTable:
         """Returns step costs of all the run's batch sizes, measured together: a machine's speed drifts."""
-        config = DCutConfig(draft_tree=tree, draft_tokens=key.draft_tokens)
+        wanted = None if tree and key.draft_tokens == drafter.draft_tokens else key.draft_tokens
+        config = DCutConfig(draft_tree=tree, draft_tokens=wanted)
         sizes = powers_of_two(max(self.plan.batch_sizes))
         return warmup(self.model, drafter, sizes, config, self._longest(key.data))
 

@@ -85,7 +85,9 @@ class _Run:
         if policy is not None:
             drafter = Wrapped(drafter, limited(policy, depth))
         table = "off" if costs is None else costs
-        config = DCutConfig(budget=budget, draft_tree=tree, draft_tokens=depth, cost_table=table)
+        # A tree of a whole block has as many nodes as `generate` would give it.
+        wanted = None if tree and depth == drafter.draft_tokens else depth
+        config = DCutConfig(budget=budget, draft_tree=tree, draft_tokens=wanted, cost_table=table)
         slots, widest = min(setting.batch, len(prompts)), max(map(len, prompts))
         proposer, longest = None if budget == "none" else drafter, widest + setting.max_new_tokens
         self._opened = open_engine(setting.model, proposer, config, slots, widest, longest)

@@ -245,7 +245,7 @@ def test_drafters_say_whether_they_branch(
 def test_by_default_a_tree_is_a_chain(stub_drafter: Callable[..., Any]) -> None:
     drafts = chain([5, 6], [0.5, 0.5])
     stub = stub_drafter(2, lambda batch: drafts)
-    assert stub.propose_tree(batch_of(1)) is drafts
+    assert stub.propose_tree(batch_of(1), 2) is drafts
 
 
 def batch_of(rows: int) -> Batch:
@@ -260,7 +260,7 @@ def test_the_tree_of_a_block_holds_its_likeliest_paths(
     options = {} if draft_ids is None else {"draft_ids": draft_ids}
     bound = make_drafter(model, **options).bind(model, 3, 20)
     logits, ids = bound.propose_logits(batch_of(3))
-    drafts = bound.propose_tree(batch_of(3))
+    drafts = bound.propose_tree(batch_of(3), 4)
     assert drafts.token.shape == (3, 4)
     check_order(drafts)
     probability, token = logits.detach().double().softmax(-1).topk(4)
@@ -277,7 +277,7 @@ def test_the_tree_of_a_block_holds_its_likeliest_paths(
 def test_several_drafters_compete_for_a_place(model: PreTrainedModel, stub_drafter: Callable[..., Any]) -> None:
     first, second = chain([5, 6, 7], [0.8, 0.5, 0.5]), chain([5, 8], [0.9, 0.7])
     stubs = [stub_drafter(offer.token.shape[1], lambda batch, offer=offer: offer) for offer in (first, second)]
-    drafts = BestOf(stubs).bind(model, 1, 20).propose_tree(batch_of(1))
+    drafts = BestOf(stubs).bind(model, 1, 20).propose_tree(batch_of(1), 3)
     expected = merge([first, second], 3)
     assert all(torch.equal(getattr(drafts, name), getattr(expected, name)) for name in ("token", "confidence", "count"))
     assert torch.equal(parents(drafts), parents(expected))
@@ -287,6 +287,6 @@ def test_a_change_is_made_to_trees_too(model: PreTrainedModel, stub_drafter: Cal
     tree = merge([chain([5, 6], [0.8, 0.5]), chain([7, 8], [0.9, 0.7])], 4)
     stub = stub_drafter(4, lambda batch: tree)
     bound = Wrapped(stub, lambda drafts, batch: drafts.first(len(batch) + 1)).bind(model, 1, 20)
-    drafts = bound.propose_tree(batch_of(1))
+    drafts = bound.propose_tree(batch_of(1), 4)
     assert drafts.token.tolist() == tree.token[:, :2].tolist()
     assert drafts.count.tolist() == [2]

@@ -59,14 +59,31 @@ def test_switches_are_bools(name: str, value: Any) -> None:
         DCutConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["draft_tree", "cuda_graphs"])
+@pytest.mark.parametrize("name", ["prepack", "cuda_graphs"])
 @pytest.mark.parametrize("value", [None, 1, 0, 1.0, "yes", "True"])
 def test_some_are_asked_for_or_not(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r}: give 'auto', True or False"):
         DCutConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["draft_tree", "cuda_graphs"])
+@pytest.mark.parametrize("value", [None, 0, -3, 1.0, "yes", "True"])
+def test_a_tree_may_have_a_number_of_nodes(value: Any) -> None:
+    assert DCutConfig(draft_tree=31).nodes(7) == 31
+    with pytest.raises(ValueError, match=f"draft_tree={value!r}: give 'auto', True, False or a positive integer"):
+        DCutConfig(draft_tree=value)
+
+
+@pytest.mark.parametrize(
+    ("options", "depth", "nodes"),
+    [({}, 7, 15), ({}, 31, 31), ({"draft_tokens": 3}, 7, 3), ({"draft_tree": True}, 7, 15), ({"draft_tree": 9}, 31, 9)],
+)
+def test_a_tree_has_as_many_nodes_as_a_chain_has_drafts_but_15_at_least(
+    options: dict[str, Any], depth: int, nodes: int
+) -> None:
+    assert DCutConfig(**options).nodes(depth) == nodes
+
+
+@pytest.mark.parametrize("name", ["draft_tree", "prepack", "cuda_graphs"])
 def test_or_left_to_the_machine(name: str) -> None:
     assert [getattr(DCutConfig(**{name: value}), name) for value in (True, False, "auto")] == [True, False, "auto"]
     assert getattr(DCutConfig(), name) == "auto"

@@ -72,7 +72,7 @@ def test_only_the_first_of_a_block_are_used(make_batch: Any) -> None:
 class Branching(Fragile):
     """Makes trees of five nodes too, the anchor's children."""
 
-    def propose_tree(self, batch: Batch) -> Drafts:
+    def propose_tree(self, batch: Batch, nodes: int) -> Drafts:
         self._call("propose_tree")
         numbers = torch.tensor([[0.5, 1.0, 0.5, 1.0, 1.0]]).expand(len(batch), D + 2)
         token = torch.arange(D + 2).expand(len(batch), D + 2)

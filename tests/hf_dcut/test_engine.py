@@ -188,7 +188,7 @@ def test_drafts_after_a_pause_are_as_if_every_step_had_been_observed_at_once(
             monkeypatch.setattr(SkipRule, "pausing", False)
         requests = [Request(i, p, 12 + 3 * i) for i, p in enumerate(PROMPTS)]
         table = CostTable.from_rows({3: {0: 1.0, 3: 1.15, 12: 1.2}}, D)
-        config = DCutConfig(budget="auto", cost_table=table, deterministic=True)
+        config = DCutConfig(budget="auto", draft_tree=False, cost_table=table, deterministic=True)
         with open_engine(model, drafter, config, 3, 7, 40) as engine:
             assert engine.drafting.drafter is not None
             spies.append(Spied(engine.drafting.drafter))
