@@ -39,6 +39,9 @@ from hf_dcut.target import Target
 
 logger = logging.getLogger(__name__)
 
+# New tokens from which laying out weights anew pays: it takes about as long as five steps.
+_PAYS_FROM = 12
+
 
 @contextmanager
 def open_engine(
@@ -76,7 +79,8 @@ def open_engine(
     depth = _depth(drafter, config)
     length = longest + cells_ahead(drafter, config)
     taps = drafter.taps if drafter else ()
-    with Target(model, taps) as target, compiling(config, target, drafter), _prepacked(config, model, drafter):
+    packed = _prepacked(config, model, drafter, longest - prompt)
+    with Target(model, taps) as target, compiling(config, target, drafter), packed:
         if target.ranks.size > 1:
             sizes = {"requests": (slots, prompt, longest)}
             target.ranks.check({**_facts(target, drafter, config), **sizes, **(facts or {})})
@@ -187,12 +191,18 @@ def _depth(drafter: Drafter | None, config: DCutConfig) -> int:
     return wanted or drafter.draft_tokens
 
 
-def _prepacked(config: DCutConfig, model: PreTrainedModel, drafter: Drafter | None) -> AbstractContextManager[None]:
-    """Returns the context in which linear layers are prepacked: all, but of what is compiled only the head."""
+def _prepacked(
+    config: DCutConfig, model: PreTrainedModel, drafter: Drafter | None, new_tokens: int
+) -> AbstractContextManager[None]:
+    """Returns the context in which linear layers are prepacked: all, but of what is compiled only the head.
+
+    Left to the machine, they are where a request may have so many new tokens that it should pay.
+    """
+    wanted = False if config.prepack == "auto" and new_tokens < _PAYS_FROM else config.prepack
     head = model.get_output_embeddings()
     if config.compile:
-        return prepacked([] if head is None else [head], config.prepack)
-    return prepacked([model, *(drafter.networks if drafter else ())], config.prepack)
+        return prepacked([] if head is None else [head], wanted)
+    return prepacked([model, *(drafter.networks if drafter else ())], wanted)
 
 
 def _draws_trees(config: DCutConfig, target: Target, drafter: Drafter | None, graphs: Graphs | None) -> bool:

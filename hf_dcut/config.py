@@ -50,8 +50,8 @@ class DCutConfig:
             drafts of the last step, so that a step is one launch; "read" from its own, which the host reads as one
             number between two launches.
         prepack: on a CPU, "auto" lays the weights of linear layers out for oneDNN, a copy for the time of the call,
-            where it takes a quarter of the free memory at most; True does so anyway, or raises where no layer can be;
-            False leaves them as they are. Beside `compile` it is the head's alone.
+            where it takes a quarter of the free memory at most and a request may have twelve new tokens; True does so
+            anyway, or raises where no layer can be; False leaves them. Beside `compile` it is the head's alone.
         compile: True runs norms and MLPs of decoder layers, the model's and a DFlash drafter's, fused by torch.compile
             for the time of the call; the first such call of a process compiles for a minute.
     """
@@ -106,14 +106,14 @@ class DCutConfig:
         object.__setattr__(self, name, tuple(value))
 
     def nodes(self, depth: int) -> int:
-        """Returns N, how many nodes a tree has.
+        """Returns N, how many nodes a tree has: as many as a cost table that was handed over was measured for.
 
         Args:
             depth: D of the drafter.
         """
         if not isinstance(self.draft_tree, (bool, str)):
             return self.draft_tree
-        return self.draft_tokens or max(depth, LEAST_NODES)
+        return self.draft_tokens or getattr(self.cost_table, "draft_tokens", 0) or max(depth, LEAST_NODES)
 
     def candidates(self, recorded: bool = False) -> tuple[float, ...]:
         """Returns the shares that a drafted step chooses from; none where no step drafts.

@@ -220,8 +220,8 @@ def open_table(where: str | os.PathLike[str] | CostTable, draft_tokens: int, fin
         if where.draft_tokens != draft_tokens:
             raise ValueError(
                 f"dcut cost_table was measured for {where.draft_tokens} draft tokens and the drafter makes "
-                f"{draft_tokens} (nodes, if they are trees): measure one with hf_dcut.warmup(model, drafter, batch_sizes, "
-                "dcut) for the same draft_tree and draft_tokens"
+                f"{draft_tokens} (nodes, if they are trees): measure one with hf_dcut.warmup(model, drafter, "
+                "batch_sizes, dcut) for the same draft_tree and draft_tokens"
             )
         return where
     fingerprint = {**fingerprint, "draft_tokens": draft_tokens}

@@ -1,11 +1,12 @@
 """The loop. The only file that knows the order of the stages:
 
-    draft -> select (scores, budget, packing) -> verify -> accept (choosing, acceptance) -> commit -> observe
+    draft -> select (scores, budget, packing, branching) -> verify -> accept (choosing, acceptance) -> commit -> observe
 
-Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, for recurrent
-states in `cache.py`, where rows are padded and prompts lie in `attention.py` and `recurrence.py`, the reach of a block
-in `drafters/dflash/bound.py`. A replayed step (`fixed_step.py` has its stages, and observes before it accepts) reads
-its budget in `graphs.py` where that is asked for, its outcome, and then its drafts' confidences in `replaying.py`.
+Host reads of a step: candidate budgets in `budget.cut` or `selecting.py`, the outcome in `commit.commit`, for trees and
+recurrent states in `cache.py`, where rows are padded and prompts lie in `grouped.py` and `recurrence.py`, the reach of
+a block in `drafters/dflash/bound.py`. A replayed step (`fixed_step.py` has its stages, and observes before it accepts)
+reads its budget in `graphs.py` where that is asked for, its outcome, and then its drafts' confidences in
+`replaying.py`.
 """
 
 from __future__ import annotations

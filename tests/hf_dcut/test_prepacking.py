@@ -18,7 +18,7 @@ from hf_dcut.assembly import open_engine
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.dflash.vocabulary import target_head
 from hf_dcut.manager import BatchManager
-from hf_dcut.prepacking import PackedForward, packed_linear, packs, prepacked, renew, works
+from hf_dcut.prepacking import PackedForward, packed_linear, packs, prepacked, renew, runs_packed, works
 
 pytestmark = pytest.mark.skipif(not works(torch.float32), reason="this torch cannot prepack weights")
 
@@ -140,10 +140,12 @@ def test_steps_run_packed_and_answers_stay(single: PreTrainedModel) -> None:
     inputs = torch.tensor([[5, 6, 7]] * 4)
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6}
     expected = single.generate(inputs, **options)
-    with open_engine(single, None, DCutConfig(budget="none"), 4, 3, 9):
+    with open_engine(single, None, DCutConfig(budget="none"), 4, 3, 15):
         packed = [name for name, m in single.named_modules() if isinstance(vars(m).get("forward"), PackedForward)]
     assert {name.rpartition(".")[2] for name in packed} >= {"q_proj", "o_proj", "down_proj", "lm_head"}
-    for prepack in ("auto", False):
+    with open_engine(single, None, DCutConfig(budget="none"), 4, 3, 14):
+        assert not runs_packed(single), "few tokens do not pay for it"
+    for prepack in (True, False):
         assert torch.equal(
             hf_dcut.generate(single, inputs, dcut={"budget": "none", "prepack": prepack}, **options), expected
         )
@@ -160,14 +162,14 @@ def test_weights_changed_between_calls_are_seen(single: PreTrainedModel, change:
             new = torch.randn_like(weight)
             with torch.no_grad():
                 weight.data.copy_(new) if change == "data" else weight.copy_(new)
-        found = hf_dcut.generate(single, inputs, dcut="none", **options)
+        found = hf_dcut.generate(single, inputs, dcut={"budget": "none", "prepack": True}, **options)
         assert torch.equal(found, single.generate(inputs, **options))
 
 
 def test_a_manager_sees_weights_that_changed_while_nobody_waited(single: PreTrainedModel) -> None:
-    prompt, tokens = [5, 6, 7], []
+    prompt, tokens, plain = [5, 6, 7], [], {"budget": "none", "prepack": True}
     with BatchManager(
-        single, dcut="none", max_batch_size=2, max_length=16, do_sample=False, max_new_tokens=5
+        single, dcut=plain, max_batch_size=2, max_length=16, do_sample=False, max_new_tokens=5
     ) as manager:
         for seed in range(2):
             torch.manual_seed(seed)

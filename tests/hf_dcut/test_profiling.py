@@ -77,7 +77,7 @@ def test_nothing_of_it_reaches_the_requests(tiny_llama: Callable[..., PreTrained
     runs = []
     for where in ("off", table):
         # Without following what steps take, both runs decide alike as long as drafting pays.
-        config = DCutConfig(budget="auto", ratios=(1.0,), cost_table=where, deterministic=True)
+        config = DCutConfig(budget="auto", ratios=(1.0,), draft_tokens=3, cost_table=where, deterministic=True)
         request = Request(id=0, prompt=prompt, max_new_tokens=12)
         with open_engine(model, own, config, slots=2, prompt=5, longest=17, stats=Stats(records=[])) as engine:
             engine.skip.drafts_next = lambda: True  # type: ignore[union-attr, method-assign]
