@@ -48,7 +48,7 @@ def random_dflash(target: PreTrainedModel) -> DFlashDrafter:
 
 def engine_stats(target: PreTrainedModel, drafter: Drafter) -> Any:
     requests = [Request(i, list(p), TOKENS, eos=frozenset({60})) for i, p in enumerate(PROMPTS)]
-    with open_engine(target, drafter, DCutConfig(budget=1.0), 3, 4, 4 + TOKENS) as engine:
+    with open_engine(target, drafter, DCutConfig(budget=1.0, draft_tree=False), 3, 4, 4 + TOKENS) as engine:
         list(engine.run(requests))
     return engine.stats
 
