@@ -189,12 +189,12 @@ class SlotCache(Cache):
     def _close_up(self, verdict: Verdict, packed: Packed) -> None:
         """Moves the K/V of accepted paths to the cells behind their anchors."""
         assert not self.states, "recurrent states know no trees"
-        rows = verdict.path[verdict.path >= 0]
+        rows, cells = verdict.path[verdict.path >= 0], packed.text_cells()
         # One host read more: how many lie elsewhere.
-        rows = rows[packed.cell[rows] != packed.text_cells()[rows]]
+        rows = rows[packed.cell[rows] != cells[rows]]
         if not len(rows):
             return
-        slot, cell, wanted = packed.slot[rows], packed.cell[rows], packed.text_cells()[rows]
+        slot, cell, wanted = packed.slot[rows], packed.cell[rows], cells[rows]
         for layer in self.layers:
             assert isinstance(layer, SlotLayer)
             layer.store(slot, wanted, layer.keys[slot, cell], layer.values[slot, cell])

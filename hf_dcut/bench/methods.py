@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 
@@ -125,6 +126,11 @@ def requests_of(setting: Setting, prompts: Sequence[list[int]], tokens: int | No
         )
         for number, prompt in enumerate(prompts)
     ]
+
+
+def drafts_of(drafter: Drafter, tree: bool, depth: int) -> dict[str, Any]:
+    """Returns the options of a `DCutConfig` for D drafts; a tree of a whole block has as many nodes as by default."""
+    return {"draft_tree": tree, "draft_tokens": None if tree and depth == drafter.draft_tokens else depth}
 
 
 def shorter(drafter: Drafter, draft_tokens: int) -> DFlashDrafter:

@@ -23,7 +23,7 @@ from hf_dcut.bench.cell import Cell, Key
 from hf_dcut.bench.drafter import make_drafter
 from hf_dcut.bench.journal import Journal
 from hf_dcut.bench.machine import commit, machine
-from hf_dcut.bench.methods import SHORT, TREE, Setting, applies, requests_of, shorter
+from hf_dcut.bench.methods import SHORT, TREE, Setting, applies, drafts_of, requests_of, shorter
 from hf_dcut.bench.plan import Plan
 from hf_dcut.bench.prompts import encode_each, read_prompts
 from hf_dcut.bench.rounds import CALLS, STEPS, blocks_of, rounds_of, run_rounds, warm_up
@@ -154,8 +154,7 @@ class _Run:
 
     def _costs(self, drafter: Drafter, key: Key, tree: bool = False) -> CostTable:
         """Returns step costs of all the run's batch sizes, measured together: a machine's speed drifts."""
-        wanted = None if tree and key.draft_tokens == drafter.draft_tokens else key.draft_tokens
-        config = DCutConfig(draft_tree=tree, draft_tokens=wanted)
+        config = DCutConfig(**drafts_of(drafter, tree, key.draft_tokens))
         sizes = powers_of_two(max(self.plan.batch_sizes))
         return warmup(self.model, drafter, sizes, config, self._longest(key.data))
 

@@ -17,7 +17,7 @@ import torch
 from hf_dcut.assembly import open_engine
 from hf_dcut.bench import peers
 from hf_dcut.bench.machine import peak_memory
-from hf_dcut.bench.methods import SHORT, TREE, Outcome, Setting, requests_of
+from hf_dcut.bench.methods import SHORT, TREE, Outcome, Setting, drafts_of, requests_of
 from hf_dcut.bench.policies import limited, rule_of
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.wrapping import Wrapped
@@ -85,9 +85,7 @@ class _Run:
         if policy is not None:
             drafter = Wrapped(drafter, limited(policy, depth))
         table = "off" if costs is None else costs
-        # A tree of a whole block has as many nodes as `generate` would give it.
-        wanted = None if tree and depth == drafter.draft_tokens else depth
-        config = DCutConfig(budget=budget, draft_tree=tree, draft_tokens=wanted, cost_table=table)
+        config = DCutConfig(budget=budget, cost_table=table, **drafts_of(drafter, tree, depth))
         slots, widest = min(setting.batch, len(prompts)), max(map(len, prompts))
         proposer, longest = None if budget == "none" else drafter, widest + setting.max_new_tokens
         self._opened = open_engine(setting.model, proposer, config, slots, widest, longest)
