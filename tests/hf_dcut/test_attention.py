@@ -129,18 +129,23 @@ def test_equals_the_loop(packed: Packed, window: int | None, extras: dict[str, A
         assert torch.allclose(out[0, row], expected, rtol=ULPS, atol=ULPS)
 
 
+def prepare(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Returns the device on which a path is tried, after making it one that can be."""
+    if path == "triton":
+        pytest.importorskip("triton")
+    if path.startswith("by"):
+        given = partial(ragged_attention, path="reference")
+        monkeypatch.setattr(ragged, "packed_attention", lambda *layout, path, **others: given(*layout, **others))
+    return "cuda" if torch.cuda.is_available() and path == "triton" else "cpu"
+
+
 @pytest.mark.parametrize(("window", "extras"), [(None, "plain"), (4, "plain"), (4, "both")])
 @pytest.mark.parametrize("path", ["reference", "triton", "by the kernels' reference"])
 @pytest.mark.parametrize("packed", ROWS.values(), ids=ROWS)
 def test_every_path_gives_the_same(
     packed: Packed, path: str, window: int | None, extras: str, monkeypatch: pytest.MonkeyPatch, poisoned_memory: None
 ) -> None:
-    if path == "triton":
-        pytest.importorskip("triton")
-    if path.startswith("by"):
-        given = partial(ragged_attention, path="reference")
-        monkeypatch.setattr(ragged, "packed_attention", lambda *layout, path, **others: given(*layout, **others))
-    device = "cuda" if torch.cuda.is_available() and path == "triton" else "cpu"
+    device = prepare(path, monkeypatch)
     states = [x.float().to(device) for x in random_states(packed)]
     more = {k: x.float().to(device) if isinstance(x, torch.Tensor) else x for k, x in EXTRAS[extras].items()}
     out, _ = PackedAttention(packed.to(device), path)(nn.Module(), *states, None, sliding_window=window, **more)
@@ -262,12 +267,7 @@ def along_the_way(
 def test_every_path_knows_trees(
     packed: Packed, path: str, extras: str, monkeypatch: pytest.MonkeyPatch, poisoned_memory: None
 ) -> None:
-    if path == "triton":
-        pytest.importorskip("triton")
-    if path.startswith("by"):
-        given = partial(ragged_attention, path="reference")
-        monkeypatch.setattr(ragged, "packed_attention", lambda *layout, path, **others: given(*layout, **others))
-    device = "cuda" if torch.cuda.is_available() and path == "triton" else "cpu"
+    device = prepare(path, monkeypatch)
     states = random_states(packed)
     more = {k: x.float().to(device) if isinstance(x, torch.Tensor) else x for k, x in EXTRAS[extras].items()}
     call = PackedAttention(packed.to(device), path)
