@@ -144,6 +144,11 @@ class Cell:
         values = [value for value in self.numbers(method, name) if value is not None]
         return statistics.median(values) if values else None
 
+    @property
+    def pulse(self) -> float | None:
+        """Seconds of one and the same piece of work while our methods ran (`pulse.py`); None where not taken."""
+        return next((pulse for method in self.methods if (pulse := self.median(method, "pulse"))), None)
+
     def same_output(self, method: str) -> str:
         """Returns how many answers equal the reference's, and how many of the others are ties."""
         equal = self.numbers(method, "equal")

@@ -10,7 +10,7 @@ import torch
 
 from hf_dcut.bench.cell import Cell, Key
 from hf_dcut.bench.journal import Journal
-from hf_dcut.bench.methods import PLAIN, SHORT, TREE
+from hf_dcut.bench.methods import PLAIN, SHORT, TREE, TREE_AUTO
 from hf_dcut.bench.peers import PEERS
 from hf_dcut.bench.policies import BUDGETS
 from hf_dcut.bench.rounds import blocks_of
@@ -23,17 +23,17 @@ from hf_dcut.cost_table import CostTable
 WITHIN = 0.10
 
 
-def forecast(traces: Sequence[Trace], costs: Surface, batch: int, methods: Sequence[str]) -> dict[str, float]:
-    """Returns tokens/s of each method, without reading prompts.
+def forecast(traces: Sequence[Trace], costs: Surface, batch: int, method: str) -> float:
+    """Returns tokens/s of a method, without reading prompts.
 
     Args:
         traces: recorded requests; they are repeated until there are two for each slot.
         costs: seconds of steps.
         batch: B.
-        methods: as in `policies.rule_of`.
+        method: as in `simulator.replay`.
     """
     enough = [traces[i % len(traces)] for i in range(max(len(traces), 2 * batch))]
-    return {method: replay(enough, batch, method, costs).tokens_per_second for method in methods}
+    return replay(enough, batch, method, costs).tokens_per_second
 
 
 def forecast_table(
@@ -45,19 +45,20 @@ def forecast_table(
         journal: of a run with recorded drafts.
         costs: names, as in `surface.surface_of`.
         batches: B's.
-        methods: as in `policies.rule_of`; the budgets when None.
+        methods: as in `simulator.replay`; when None the budgets, and "tree-auto" where trees were recorded.
 
     Raises:
-        ValueError: nothing recorded, or an unknown name.
+        ValueError: nothing recorded, no trees for a method that drafts them, or an unknown name.
     """
-    names = tuple(methods or BUDGETS)
+    names = tuple(methods or (*BUDGETS, *([TREE_AUTO] if journal.recorded(tree=True) else [])))
     rows = []
     for data in _recorded(journal):
-        traces = journal.traces(data)
+        traces = {method: _traces(journal, data, method) for method in names}
+        depth = journal.traces(data)[0].depth
         for cost in costs:
-            surface = surface_of(cost, journal.surface(traces[0].depth))
+            surface = {m: surface_of(cost, journal.surface(depth, m.startswith(TREE))) for m in names}
             for batch in batches:
-                speed = forecast(traces, surface, batch, names)
+                speed = {method: forecast(traces[method], surface[method], batch, method) for method in names}
                 full = speed.get("1.0")
                 cells = [f"{v:.0f}" + (f" ({v / full:.2f})" if full else "") for v in speed.values()]
                 rows.append([data, cost, str(batch), *cells])
@@ -97,7 +98,7 @@ def check(journal: Journal, fit: Key) -> list[Check]:
     """Returns forecasts for cells with other prompts and another batch size than the one they were fitted on.
 
     Two numbers are fitted, on the one cell: how much slower real steps are than profiled ones, and the seconds of a
-    prompt token.
+    prompt token. A machine that was slower in a cell than in that one is told by its pulse.
 
     Args:
         journal: of a run with recorded drafts.
@@ -115,10 +116,10 @@ def check(journal: Journal, fit: Key) -> list[Check]:
     scale, reading = _fitted(journal, cells[fit])
     found = []
     for key in others:
-        speeds = {}
-        for method in _ours(cells[key]):
+        speeds, pace = {}, _pace(cells[key], cells[fit])
+        for method in _ours(journal, cells[key]):
             steps, prompts = _seconds_per_token(journal, cells[key], method)
-            speeds[method] = 1 / (scale * steps + reading * prompts)
+            speeds[method] = 1 / (pace * (scale * steps + reading * prompts))
         for method, speed in speeds.items():
             measured, gain = cells[key].speed(method), cells[key].ratio(method, PLAIN)
             assert measured is not None
@@ -164,7 +165,7 @@ def _summary(errors: Sequence[float]) -> str:
 
 def _fitted(journal: Journal, cell: Cell) -> tuple[float, float]:
     """Returns the scale of step seconds and the seconds of a prompt token that fit a cell best, by relative error."""
-    methods = _ours(cell)
+    methods = _ours(journal, cell)
     rows = torch.tensor([_seconds_per_token(journal, cell, m) for m in methods], dtype=torch.float64)
     speed = torch.tensor([cell.speed(m) for m in methods], dtype=torch.float64)
     # Rows are multiplied by the speed, so that every method's right side is 1 and all errors are relative.
@@ -175,22 +176,38 @@ def _fitted(journal: Journal, cell: Cell) -> tuple[float, float]:
     return float(1 / (rows[:, 0] * speed).mean()), 0.0
 
 
+def _pace(cell: Cell, other: Cell) -> float:
+    """Returns how much slower the machine was in a cell than in another, by its pulse; 1 where that is not known."""
+    return cell.pulse / other.pulse if cell.pulse and other.pulse else 1.0
+
+
 def _seconds_per_token(journal: Journal, cell: Cell, method: str) -> tuple[float, float]:
     """Returns profiled step seconds, and prompt tokens, for each new token of a method in a cell."""
     key = cell.key
-    traces, costs = journal.traces(key.data), journal.surface(key.draft_tokens)
+    traces = _traces(journal, key.data, method)
+    costs = journal.surface(key.draft_tokens, method.startswith(TREE))
     assert costs is not None
-    believed = CostTable.from_rows(costs.rows, key.draft_tokens)
+    believed = CostTable.from_rows(costs.rows, costs.draft_tokens)
     plan = journal.header["plan"]
     count = max(plan["prompts"], key.batch * plan["per_slot"])
     blocks = [traces[block] for block in blocks_of(count, key.batch, plan["per_slot"]) if block.stop <= len(traces)]
     seconds = tokens = prompts = 0.0
     for block in blocks or [traces]:
-        replayed = replay(block, key.batch, method, costs, believed, draft_tokens=key.draft_tokens)
+        replayed = replay(block, key.batch, method, costs, believed, draft_tokens=costs.draft_tokens)
         seconds += replayed.seconds
         tokens += replayed.stats.new_tokens
         prompts += sum(trace.prompt_tokens for trace in block)
     return seconds / tokens, prompts / tokens
+
+
+def _traces(journal: Journal, data: str, method: str) -> list[Trace]:
+    """Returns the recorded requests whose drafts are of the kind that a method makes."""
+    found = journal.traces(data, method.startswith(TREE))
+    if not found:
+        raise ValueError(
+            f"method {method!r}: {journal.path} has no trees of {data}, a run with {TREE_AUTO} records them"
+        )
+    return found
 
 
 def _comparable(key: Key, fit: Key) -> bool:
@@ -203,9 +220,9 @@ def _comparable(key: Key, fit: Key) -> bool:
     )
 
 
-def _ours(cell: Cell) -> list[str]:
-    """Returns the methods of a cell that a replay knows."""
-    others = (SHORT, TREE)
+def _ours(journal: Journal, cell: Cell) -> list[str]:
+    """Returns the methods of a cell that a replay knows: those whose drafts were recorded."""
+    others = (SHORT,) if cell.key.data in journal.recorded(tree=True) else (SHORT, TREE)
     return [m for m in cell.methods if m not in PEERS and not m.startswith(others) and cell.speed(m) is not None]
 
 

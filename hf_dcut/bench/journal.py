@@ -1,8 +1,8 @@
 """The file of a run: JSON lines, appended as it goes, so that a killed run goes on where it stopped.
 
 {"kind": "run", ..}      the plan, the machine, versions, commit, prompts left out: the first line
-{"kind": "costs", ..}    a cell's measured step seconds
-{"kind": "traces", ..}   the recorded requests of a data set
+{"kind": "costs", ..}    a cell's measured step seconds; "tree": whether drafts are trees
+{"kind": "traces", ..}   the recorded requests of a data set; "tree" as well
 {"kind": "round", ..}    one round of a cell
 """
 
@@ -97,33 +97,35 @@ class Journal:
         keys = dict.fromkeys(Key(**line["cell"]) for line in self._of("round"))
         return [self.cell(key) for key in keys]
 
-    def surface(self, draft_tokens: int) -> Surface | None:
+    def surface(self, draft_tokens: int, tree: bool = False) -> Surface | None:
         """Returns the measured step seconds of this D, of all cells together; None without any."""
         rows: dict[int, dict[int, list[float]]] = {}
-        for line in self._of("costs"):
+        width = draft_tokens
+        for line in self._of("costs", tree):
             if line["draft_tokens"] == draft_tokens:
+                width = line.get("nodes", draft_tokens)
                 for b, row in line["seconds"].items():
                     for t, seconds in row.items():
                         rows.setdefault(int(b), {}).setdefault(int(t), []).append(seconds)
         if not rows:
             return None
-        return Surface({b: {t: sum(s) / len(s) for t, s in row.items()} for b, row in rows.items()}, draft_tokens)
+        return Surface({b: {t: sum(s) / len(s) for t, s in row.items()} for b, row in rows.items()}, width)
 
-    def traces(self, data: str) -> list[Trace]:
+    def traces(self, data: str, tree: bool = False) -> list[Trace]:
         """Returns the recorded requests of a data set, greedy ones, in order."""
-        lines = [line for line in self._of("traces") if line["data"] == data]
+        lines = [line for line in self._of("traces", tree) if line["data"] == data]
         return [Trace.from_dict(values) for line in lines for values in line["requests"]]
 
-    def recorded(self) -> list[str]:
+    def recorded(self, tree: bool = False) -> list[str]:
         """Returns the data sets that have traces, in order."""
-        return [line["data"] for line in self._of("traces")]
+        return [line["data"] for line in self._of("traces", tree)]
 
-    def has_costs(self, key: Key) -> bool:
+    def has_costs(self, key: Key, tree: bool = False) -> bool:
         """Returns whether a cell's step seconds are there."""
-        return any(line["cell"] == key.to_dict() for line in self._of("costs"))
+        return any(line["cell"] == key.to_dict() for line in self._of("costs", tree))
 
-    def _of(self, kind: str) -> Iterator[dict[str, Any]]:
-        return (line for line in self.lines if line["kind"] == kind)
+    def _of(self, kind: str, tree: bool = False) -> Iterator[dict[str, Any]]:
+        return (line for line in self.lines if line["kind"] == kind and line.get("tree", False) == tree)
 
     def _cut_off_rest(self) -> None:
         """Shortens the file to its whole lines."""

@@ -75,6 +75,7 @@ class Outcome:
         first_token: seconds to the first token, the median over the requests that need not wait; None if not known.
         peak_bytes: most memory in use; None if not known.
         stats: of our steps; None for upstream's methods.
+        pulse: seconds of one and the same piece of work meanwhile, as in `pulse.py`; None for upstream's methods.
     """
 
     seconds: float
@@ -82,6 +83,7 @@ class Outcome:
     first_token: float | None
     peak_bytes: int | None
     stats: Stats | None
+    pulse: float | None = None
 
     @property
     def tokens(self) -> int:

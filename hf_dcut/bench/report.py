@@ -12,7 +12,7 @@ from hf_dcut.bench.cell import Cell
 from hf_dcut.bench.claims import claims_table
 from hf_dcut.bench.forecast import forecast_table
 from hf_dcut.bench.journal import Journal
-from hf_dcut.bench.methods import PLAIN
+from hf_dcut.bench.methods import AUTO, PLAIN, TREE_AUTO
 from hf_dcut.bench.policies import BUDGETS
 from hf_dcut.bench.surface import Surface, published, surface_of
 from hf_dcut.bench.table import cell_table, markdown, number, ratio_text
@@ -23,7 +23,7 @@ from hf_dcut.wording import counted
 _CONCURRENCY = 32
 _MODEL = "Qwen3 8B"
 # What a figure of step times shows.
-_SPLIT = ("1.0", "auto")
+_SPLIT = ("1.0", AUTO, TREE_AUTO)
 
 
 def write_report(run: Path, folder: Path) -> Path:
@@ -111,7 +111,7 @@ def _table2(cells: Sequence[Cell]) -> Iterator[str]:
     greedy = [cell for cell in greedy if cell.key.draft_tokens == depth]
     if not greedy:
         return
-    methods = [m for m in BUDGETS if any(m in cell.methods for cell in greedy)]
+    methods = [m for m in (*BUDGETS, TREE_AUTO) if any(m in cell.methods for cell in greedy)]
     rows = []
     for cell in greedy:
         best = max((cell.speed(m) or 0.0 for m in methods if m in cell.methods), default=0.0)
@@ -121,7 +121,8 @@ def _table2(cells: Sequence[Cell]) -> Iterator[str]:
         for device, table in devices.items():
             for batch in table["1.0"].get(data, {}):
                 full = table["1.0"][data][batch]
-                values = [f"{table[m][data][batch]:.0f} ({table[m][data][batch] / full:.2f})" for m in methods]
+                speeds = [table[m][data][batch] if m in table else None for m in methods]
+                values = ["-" if speed is None else f"{speed:.0f} ({speed / full:.2f})" for speed in speeds]
                 rows.append([f"paper, {device.upper()}: {data}", batch, *values])
     yield (
         "## Table 2: tokens/s of fixed budgets and auto\n\nIn brackets: over 1.0, which verifies every draft. Bold: "
@@ -239,13 +240,13 @@ def _recorded(journal: Journal, cells: Sequence[Cell], folder: Path) -> Iterator
         "the recorded drafts, which takes the steps of a real run. Intervals: bootstrap over requests.\n\n"
         + markdown(["data", "positions", "uniform", "global", "gain [95 %]"], rows)
     )
-    policies = dict.fromkeys([*BUDGETS, "uniform-2", "tetris-128", "threshold-0.2"])
+    trees = [TREE_AUTO] if journal.recorded(tree=True) else []
+    policies = [*BUDGETS, *trees, "uniform-2", "tetris-128", "threshold-0.2"]
     costs = ("h20", "h800", "h20:4x", "measured")
     yield (
         "## Other machines, by replay\n\nTokens/s without reading prompts, in brackets over 1.0, from the recorded "
         "drafts and the paper's table 3; `h20:4x` is a hypothetical device with four times the compute. B = 256 lies "
-        "beyond the tables and continues them on a line.\n\n"
-        + forecast_table(journal, costs, (32, 256), list(policies))
+        "beyond the tables and continues them on a line.\n\n" + forecast_table(journal, costs, (32, 256), policies)
     )
 
 
@@ -266,7 +267,8 @@ def _everything(cells: Sequence[Cell]) -> Iterator[str]:
     yield "## Every cell"
     for cell in cells:
         size = f"{counted(cell.prompts, 'answer')} in {counted(len(cell.rounds), 'round')}"
-        yield f"### {cell.key}\n\n{size}.\n\n{cell_table(cell)}"
+        pulse = f"; the machine's pulse: {1e3 * cell.pulse:.0f} ms" if cell.pulse else ""
+        yield f"### {cell.key}\n\n{size}{pulse}.\n\n{cell_table(cell)}"
         rows: list[list[Any]] = []
         for method in cell.methods:
             first, peak = cell.median(method, "first_token"), cell.median(method, "peak_bytes")

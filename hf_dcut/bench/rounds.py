@@ -115,6 +115,7 @@ def _numbers(
         "tokens": outcome.tokens,
         "first_token": outcome.first_token,
         "peak_bytes": outcome.peak_bytes,
+        "pulse": outcome.pulse,
     }
     reference = reference_of(method, outcomes, setting.temperature > 0)
     if reference is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -83,8 +84,8 @@ class _Run:
         keys = self.plan.cells(self.drafter(self.plan.data[0]).draft_tokens)
         self._announce([key for key in keys if self._missing(key)])
         if self.plan.record:
-            for name in self.plan.data:
-                self._record(name)
+            for name, tree in product(self.plan.data, (False, True) if self._trees else (False,)):
+                self._record(name, tree)
         for key in keys:
             self._measure(key)
             cell = self.journal.cell(key)
@@ -126,14 +127,10 @@ class _Run:
                     self._show(key.data, answers)
 
     def _setting(self, key: Key, prompts: Sequence[list[int]]) -> Setting:
-        """Returns what the methods of a cell share; its step seconds go into the journal."""
+        """Returns what the methods of a cell share."""
         drafter, width = self.drafter(key.data), max(map(len, prompts))
         costs = self._costs(drafter, key)
-        if not self.journal.has_costs(key):
-            seconds = costs.seconds[kv_length_for(self._longest(key.data))]
-            line = {"kind": "costs", "cell": key.to_dict(), "draft_tokens": key.draft_tokens}
-            self.journal.write({**line, "seconds": {str(b): dict(row) for b, row in seconds.items()}})
-        trees = self._costs(drafter, key, True) if any(m.startswith(TREE) for m in self.plan.methods) else None
+        trees = self._costs(drafter, key, True) if self._trees else None
         short = None
         if key.draft_tokens < drafter.draft_tokens and any(m.startswith(SHORT) for m in self.plan.methods):
             less = shorter(drafter, key.draft_tokens)
@@ -153,25 +150,42 @@ class _Run:
         )
 
     def _costs(self, drafter: Drafter, key: Key, tree: bool = False) -> CostTable:
-        """Returns step costs of all the run's batch sizes, measured together: a machine's speed drifts."""
+        """Returns step costs of all the run's batch sizes, measured together: a machine's speed drifts.
+
+        Those of the run's own drafter go into the journal.
+        """
         config = DCutConfig(**drafts_of(drafter, tree, key.draft_tokens))
         sizes = powers_of_two(max(self.plan.batch_sizes))
-        return warmup(self.model, drafter, sizes, config, self._longest(key.data))
+        costs = warmup(self.model, drafter, sizes, config, self._longest(key.data))
+        if drafter is self.drafter(key.data) and not self.journal.has_costs(key, tree):
+            seconds = costs.seconds[kv_length_for(self._longest(key.data))]
+            line = {"kind": "costs", "cell": key.to_dict(), "draft_tokens": key.draft_tokens}
+            kind = {"tree": True, "nodes": costs.draft_tokens} if tree else {}
+            self.journal.write({**line, **kind, "seconds": {str(b): dict(row) for b, row in seconds.items()}})
+        return costs
+
+    @property
+    def _trees(self) -> bool:
+        """Whether a method drafts trees."""
+        return any(method.startswith(TREE) for method in self.plan.methods)
 
     def _longest(self, data: str) -> int:
         """Returns the tokens of the longest request of a data set."""
         return max(map(len, self.prompts[data])) + self.plan.max_new_tokens
 
-    def _record(self, data: str) -> None:
-        """Records the drafts of a data set's first prompts, unless the journal has them."""
-        if data in self.journal.recorded():
+    def _record(self, data: str, tree: bool) -> None:
+        """Records the drafts of a data set's first prompts, chains or trees, unless the journal has them."""
+        if data in self.journal.recorded(tree):
             return
         prompts = self.prompts[data][: self.plan.record]
         batch = min(max(self.plan.batch_sizes), len(prompts))
         setting = Setting(self.model, self.drafter(data), batch, self.plan.max_new_tokens, max(map(len, prompts)))
         with tqdm(total=len(prompts), desc=f"recording {data}", unit="request", disable=None) as bar:
-            traces = record(self.model, setting.drafter, requests_of(setting, prompts), batch, None, bar.update)
-        self.journal.write({"kind": "traces", "data": data, "requests": [trace.to_dict() for trace in traces]})
+            requests = requests_of(setting, prompts)
+            traces = record(self.model, setting.drafter, requests, batch, progress=bar.update, tree=tree)
+        kind = {"tree": True} if tree else {}
+        line = {"kind": "traces", "data": data, **kind, "requests": [trace.to_dict() for trace in traces]}
+        self.journal.write(line)
 
     def _missing(self, key: Key) -> int:
         """Returns how many rounds of a cell are not there yet."""

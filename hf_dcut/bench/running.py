@@ -19,6 +19,7 @@ from hf_dcut.bench import peers
 from hf_dcut.bench.machine import peak_memory
 from hf_dcut.bench.methods import SHORT, TREE, Outcome, Setting, drafts_of, requests_of
 from hf_dcut.bench.policies import limited, rule_of
+from hf_dcut.bench.pulse import Pulse
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.wrapping import Wrapped
 from hf_dcut.prepacking import prepacked
@@ -57,11 +58,13 @@ def in_turns(
         stack.enter_context(prepacked([setting.model, *setting.drafter.networks], "auto"))
         packing = time.perf_counter() - begin
         runs = {method: stack.enter_context(_Run(method, setting, prompts, tokens)) for method in methods}
-        for run in runs.values():
-            run.seconds += packing
-        while busy := [run for run in runs.values() if run.engine.busy]:
-            min(busy, key=lambda run: run.engine.stats.new_tokens).step()
-    return {method: run.outcome() for method, run in runs.items()}
+        for one in runs.values():
+            one.seconds += packing
+        pulse = Pulse(setting.model)
+        while busy := [one for one in runs.values() if one.engine.busy]:
+            pulse.beat()
+            min(busy, key=lambda one: one.engine.stats.new_tokens).step()
+    return {method: one.outcome(pulse.seconds) for method, one in runs.items()}
 
 
 class _Run:
@@ -114,10 +117,10 @@ class _Run:
             if not known and self.requests[index].tokens:
                 self._first[index] = self.seconds
 
-    def outcome(self) -> Outcome:
-        """Returns what came of it."""
+    def outcome(self, pulse: float | None) -> Outcome:
+        """Returns what came of it, with the machine's pulse meanwhile."""
         first, said = statistics.median(self._first.values()), [request.tokens for request in self.requests]
-        return Outcome(self.seconds, said, first, None, self.engine.stats)
+        return Outcome(self.seconds, said, first, None, self.engine.stats, pulse)
 
 
 def _run_peer(method: str, setting: Setting, prompts: Sequence[list[int]], tokens: int | None) -> Outcome:

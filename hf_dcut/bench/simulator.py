@@ -6,7 +6,7 @@ was. So a replay takes exactly the steps of a run, which the tests hold it to; a
 of each step: C(B, T) of a drafted one, the plain step's, and so much for every prompt token read along.
 
 Tokens are made up: 1 goes on, 2 ends the answer, 0 is a wrong draft, and request i has a prompt of tokens 3 + i, by
-which it is known.
+which it is known. Methods that draft trees take recordings of trees.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from hf_dcut.bench.methods import TREE, check_method
 from hf_dcut.bench.policies import limited, rule_of
 from hf_dcut.bench.trace import Trace
 from hf_dcut.cache import SlotCache
@@ -75,22 +76,27 @@ def replay(
     Args:
         traces: the requests, in order; a finished one is replaced by the next.
         slots: how many run at once.
-        method: as in `policies.rule_of`.
+        method: as in `policies.rule_of`; with "tree-" before it the traces are those of trees.
         costs: seconds of steps.
         believed: what "auto" chooses by; the same when None.
         reading: seconds of a prompt token.
-        draft_tokens: D, at most the traces' own.
+        draft_tokens: D, or nodes of a tree, at most the traces' own.
         ratios: shares that "auto" chooses from.
 
     Raises:
-        ValueError: an unknown method, no traces, or a longer D than was recorded.
+        ValueError: an unknown method, no traces or those of other drafts, or a longer D than was recorded.
     """
     if not traces:
         raise ValueError("traces is empty: record some, see hf-dcut bench --record")
     depth = draft_tokens or traces[0].depth
     if depth > traces[0].depth:
         raise ValueError(f"draft_tokens={depth}: {traces[0].depth} were recorded, give at most that")
-    budget, policy = rule_of(method)
+    check_method(method)
+    tree = method.startswith(TREE)
+    budget, policy = rule_of(method.removeprefix(TREE))
+    if budget != "none" and tree != (traces[0].parent is not None):
+        recorded = "chains" if tree else "trees"
+        raise ValueError(f"method {method!r}: the traces are of {recorded}, {TREE} goes with those of trees")
     drafter: BoundDrafter = _RecordedDrafter(traces, slots, depth)
     if policy is not None:
         drafter = BoundWrapped(drafter, limited(policy, depth))
@@ -104,6 +110,7 @@ def replay(
         DCutConfig(budget=budget, ratios=tuple(ratios), deterministic=True),
         (believed or costs) if budget == "auto" else None,
         stats,
+        tree=tree,
     )
     requests = [_request(number, trace) for number, trace in enumerate(traces)]
     for _ in engine.run(requests):
@@ -177,10 +184,10 @@ class _RecordedTarget:
     def forward(self, packed: Packed, cache: _RecordedCache) -> tuple[Tensor, None]:
         first = packed.cell == 0
         cache.holder[packed.slot[first]] = packed.token[first] - _PROMPT
-        slot, cell = packed.slot[packed.logit_rows], packed.cell[packed.logit_rows]
+        slot, position = packed.slot[packed.logit_rows], packed.position[packed.logit_rows]
         request = cache.holder[slot]
         # Behind an answer's end anything may be said: nothing of it is committed.
-        following = self.said[request, cell + 1 - self.prompt[request]].clamp_min(_ON)
+        following = self.said[request, position + 1 - self.prompt[request]].clamp_min(_ON)
         return torch.nn.functional.one_hot(following, self.vocabulary).float(), None
 
 
@@ -191,13 +198,18 @@ class _RecordedDrafter(BoundDrafter):
         self.said, self.depth = _answers(traces), depth
         self.prompt = torch.tensor([trace.prompt_tokens for trace in traces])
         self.holder = torch.zeros(slots, dtype=torch.int64)
-        longest = max(1, *(len(trace.accepted) for trace in traces))
-        self.confidence = torch.zeros(len(traces), longest, traces[0].depth)
-        self.offered, self.accepted = (torch.zeros(len(traces), longest, dtype=torch.int64) for _ in range(2))
+        longest = max(1, *(len(trace.offered) for trace in traces))
+        shape = (len(traces), longest, traces[0].depth)
+        self.confidence, self.right = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+        self.place, self.offered = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:2], dtype=torch.int64)
+        self.parent = torch.full(shape, -1)
         for row, trace in enumerate(traces):
-            steps = len(trace.accepted)
-            self.confidence[row, :steps] = trace.confidence
-            self.offered[row, :steps], self.accepted[row, :steps] = trace.offered, trace.accepted
+            steps = len(trace.offered)
+            self.confidence[row, :steps], self.right[row, :steps] = trace.confidence, trace.right
+            self.place[row, :steps], self.offered[row, :steps] = trace.place, trace.offered
+            if trace.parent is not None:
+                self.parent[row, :steps] = trace.parent
+        self.tree = traces[0].parent is not None
 
     def observe(self, committed: Committed) -> None:
         first = committed.cell == 0
@@ -206,12 +218,12 @@ class _RecordedDrafter(BoundDrafter):
     def propose(self, batch: Batch) -> Drafts:
         request = self.holder[: len(batch)]
         row = batch.length - self.prompt[request]
-        right = self.accepted[request, row]
-        place = torch.arange(self.depth)
+        right, place, confidence, parent = (
+            column[request, row, : self.depth] for column in (self.right, self.place, self.confidence, self.parent)
+        )
         truth = self.said[request[:, None], row[:, None] + 1 + place].clamp_min(_ON)
-        token = torch.where(place == right[:, None], _WRONG, truth)
-        confidence = self.confidence[request, row, : self.depth]
-        return Drafts.chain(token, confidence, self.offered[request, row].clamp_max(self.depth))
+        count = self.offered[request, row].clamp_max(self.depth)
+        return Drafts(torch.where(right, truth, _WRONG), count, confidence, parent if self.tree else None)
 
     def move(self, source: int, destination: int) -> None:
         self.holder[destination] = self.holder[source]

@@ -167,8 +167,8 @@ def made_up(kind: tuple[float, float, float], requests: int, tokens: int, seed: 
         mean = torch.tensor([first, *[others] * (DEPTH - 1)])
         confidence = (mean * (0.6 + 0.8 * torch.rand(steps, DEPTH, generator=generator))).clamp_max(0.99)
         held = torch.rand(steps, DEPTH, generator=generator) < honesty * confidence
-        accepted = held.long().cumprod(1).sum(1).minimum(torch.arange(steps, 0, -1))
-        traces.append(Trace(20, tokens, tokens, confidence, torch.full((steps,), DEPTH), accepted))
+        right = held.cumprod(1).bool() & (torch.arange(DEPTH) < torch.arange(steps, 0, -1)[:, None])
+        traces.append(Trace(20, tokens, tokens, confidence, torch.full((steps,), DEPTH), right))
     return traces
 
 

@@ -30,8 +30,9 @@ def build_traces(
         mood = torch.tensor(moods)[torch.randint(len(moods), (tokens - 1, 1), generator=generator)]
         confidence = mood * (0.9 + 0.1 * torch.rand(tokens - 1, depth, generator=generator))
         held = torch.rand(tokens - 1, depth, generator=generator) < confidence
-        accepted = held.long().cumprod(1).sum(1).minimum(torch.arange(tokens - 1, 0, -1))
-        traces.append(Trace(prompt_tokens, tokens, tokens, confidence, torch.full((tokens - 1,), depth), accepted))
+        inside = torch.arange(depth) < torch.arange(tokens - 1, 0, -1)[:, None]
+        right = held.cumprod(1).bool() & inside
+        traces.append(Trace(prompt_tokens, tokens, tokens, confidence, torch.full((tokens - 1,), depth), right))
     return traces
 
 

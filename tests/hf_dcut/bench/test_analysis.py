@@ -29,7 +29,8 @@ def test_areas_and_ranks_against_loops() -> None:
 
 def test_places_of_steps_that_verify_everything() -> None:
     confidence = torch.tensor([[0.5, 0.5], [0.9, 0.9], [0.8, 0.25], [0.6, 0.6]])
-    trace = Trace(3, 5, 5, confidence, torch.tensor([2, 2, 2, 2]), torch.tensor([1, 0, 1, 0]))
+    right = torch.tensor([[True, False], [False, False], [True, False], [False, False]])
+    trace = Trace(3, 5, 5, confidence, torch.tensor([2, 2, 2, 2]), right)
     # Steps begin after 1 and 3 of the 5 tokens, so that two are left for the drafts of the second.
     survival, accepted = draft_places([trace])
     assert survival.tolist() == pytest.approx([0.5, 0.25, 0.8, 0.2])
@@ -38,7 +39,8 @@ def test_places_of_steps_that_verify_everything() -> None:
 
 
 def test_places_behind_an_answers_end_do_not_count() -> None:
-    trace = Trace(3, 9, 3, torch.full((2, 4), 0.5), torch.tensor([4, 4]), torch.tensor([0, 1]))
+    right = torch.tensor([[False] * 4, [True, *[False] * 3]])
+    trace = Trace(3, 9, 3, torch.full((2, 4), 0.5), torch.tensor([4, 4]), right)
     survival, accepted = draft_places([trace])
     assert survival.tolist() == [0.5, 0.25, 0.5]
     assert accepted.tolist() == [False, False, True]

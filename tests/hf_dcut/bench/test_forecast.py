@@ -81,6 +81,23 @@ def test_a_forecast_that_is_off_is_told(make_traces: Callable[..., list[Trace]])
     assert "over plain: 6 of 6 forecasts within 10%" in text, "a slower machine is no other gain"
 
 
+def test_a_machine_known_to_be_slower_is_no_error(make_traces: Callable[..., list[Trace]]) -> None:
+    traces = make_traces(12, tokens=12, depth=DEPTH, prompt_tokens=10)
+    journal = journal_of({"a": traces, "b": traces})
+    for line in journal.lines:
+        if line["kind"] == "round":
+            slow = line["cell"]["data"] == "b"
+            for values in line["methods"].values():
+                values["pulse"] = 0.3 if slow else 0.2
+                values["seconds"] *= 1.5 if slow else 1.0
+    assert max(abs(c.error) for c in check(journal, Key("a", 4, DEPTH, 0.0))) < 1e-6
+
+
+def test_trees_that_nobody_recorded_are_refused(journal: Journal) -> None:
+    with pytest.raises(ValueError, match="method 'tree-auto': None has no trees of easy"):
+        forecast_table(journal, ("h20",), (8,), ("1.0", "tree-auto"))
+
+
 @pytest.mark.parametrize("fit", ["easy:3", "easy", "none:4"])
 def test_the_cell_to_fit_on_must_be_there(fit: str, journal: Journal) -> None:
     with pytest.raises(ValueError, match="the run has the cells easy:2, easy:4"):
@@ -96,8 +113,7 @@ def test_one_data_set_is_not_enough(make_traces: Callable[..., list[Trace]]) -> 
 def test_forecasts_fill_the_batch(make_traces: Callable[..., list[Trace]]) -> None:
     traces = make_traces(3, tokens=12, depth=DEPTH)
     costs = Surface({8: law(8)}, DEPTH)
-    speed = forecast(traces, costs, 8, ("plain", "1.0"))
-    assert speed["plain"] > 8 / (law(8)[0] * 1.2)
+    assert forecast(traces, costs, 8, "plain") > 8 / (law(8)[0] * 1.2)
     with pytest.raises(ValueError, match="has no recorded drafts: run hf-dcut bench with --record"):
         forecast_table(Journal.open(None, {"plan": {}, "machine": {}}), ("h20",), (8,))
 

@@ -20,7 +20,7 @@ from hf_dcut.drafters.wrapping import Wrapped
 from hf_dcut.requests import Request
 from hf_dcut.stats import Stats, StepRecord
 
-METHODS = ("plain", "auto", "1.0", "0.5", "0.25", "uniform-2", "tetris-9", "threshold-0.5")
+METHODS = ("plain", "auto", "1.0", "0.5", "0.25", "uniform-2", "tetris-9", "threshold-0.5", "tree-auto", "tree-0.5")
 EOS = 77  # a token that several of the answers below come to say
 
 
@@ -39,12 +39,13 @@ def test_a_replay_takes_the_steps_of_the_run(
     method: str,
     make_target: Callable[..., PreTrainedModel],
     knowing: Callable[..., Drafter],
+    knowing_aside: Callable[..., Drafter],
     make_prompts: Callable[..., dict[str, torch.Tensor]],
 ) -> None:
-    model, inputs = make_target("llama", eos_token_id=EOS), make_prompts(7)
+    model, inputs, tree = make_target("llama", eos_token_id=EOS), make_prompts(7), method.startswith("tree-")
     sequences = model.generate(**inputs, max_new_tokens=16, do_sample=False)
     prompts = [row[mask.bool()].tolist() for row, mask in zip(*inputs.values(), strict=True)]
-    drafter = knowing(inputs, sequences)
+    drafter = (knowing_aside if tree else knowing)(inputs, sequences)
 
     def requests() -> list[Request]:
         return [
@@ -52,10 +53,10 @@ def test_a_replay_takes_the_steps_of_the_run(
             for i, prompt in enumerate(prompts)
         ]
 
-    traces = record(model, drafter, requests(), slots=3)
+    traces = record(model, drafter, requests(), slots=3, draft_tokens=6, tree=tree)
     assert any(trace.tokens < 16 for trace in traces)
-    budget, policy = rule_of(method)
-    config = DCutConfig(budget=budget, cost_table=_costs(6), deterministic=True)
+    budget, policy = rule_of(method.removeprefix("tree-"))
+    config = DCutConfig(budget=budget, cost_table=_costs(6), deterministic=True, draft_tree=tree, draft_tokens=6)
     proposer = drafter if policy is None else Wrapped(drafter, limited(policy, 6))
     with open_engine(model, None if method == "plain" else proposer, config, 3, 12, 28, Stats(records=[])) as engine:
         list(engine.run(requests()))
@@ -63,7 +64,7 @@ def test_a_replay_takes_the_steps_of_the_run(
     replayed = replay(traces, 3, method, _costs(6))
     assert [_row(r) for r in replayed.stats.records or ()] == [_row(r) for r in real.records or ()]
     assert replayed.stats.new_tokens == sum(trace.tokens for trace in traces)
-    if method == "auto":
+    if method.endswith("auto"):
         assert len(real.budgets) > 1
 
 
@@ -88,6 +89,10 @@ def test_shorter_drafts_and_what_is_refused(make_traces: Callable[..., list[Trac
         replay([], 2, "1.0", costs)
     with pytest.raises(ValueError, match="method 'fast'"):
         replay(traces, 2, "fast", costs)
+    with pytest.raises(
+        ValueError, match="method 'tree-auto': the traces are of chains, tree- goes with those of trees"
+    ):
+        replay(traces, 2, "tree-auto", costs)
 
 
 OTHERS = (

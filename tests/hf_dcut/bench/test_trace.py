@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from hf_dcut.bench.trace import Trace, record
-from hf_dcut.drafters.base import Drafter
+from hf_dcut.drafters.base import BoundDrafter, Drafter
 from hf_dcut.requests import Request
+from hf_dcut.types import Batch, Committed, Drafts
 
 
 @pytest.fixture
@@ -54,20 +56,87 @@ def test_requests_must_differ_by_seed(model: PreTrainedModel, knowing: Callable[
         record(model, drafter, requests, slots=2)
 
 
+@dataclass
+class TwoLines(Drafter):
+    """Proposes, of an answer and one that differs in the second token, a tree: a, b wrong, b right, c behind either.
+
+    Attributes:
+        answer: what the target says to the one prompt [5, 6].
+    """
+
+    answer: list[int]
+    draft_tokens = 5
+    branches = True
+
+    def check(self, target: PreTrainedModel) -> None: ...
+
+    def cell_bytes(self, target: PreTrainedModel) -> int:
+        return 0
+
+    def fingerprint(self) -> dict[str, object]:
+        return {}
+
+    def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundDrafter:
+        return BoundTwoLines(self.answer)
+
+
+class BoundTwoLines(BoundDrafter):
+    def __init__(self, answer: list[int]):
+        self.answer = answer
+
+    def propose(self, batch: Batch) -> Drafts:
+        raise AssertionError("trees are asked for")
+
+    def propose_tree(self, batch: Batch, nodes: int) -> Drafts:
+        a, b, c = (self.answer + [0] * 3)[int(batch.length) - 1 :][:3]
+        token = torch.tensor([[a, b + 1, b, c, c]])
+        parent = torch.tensor([[-1, 0, 0, 1, 2]])
+        return Drafts(token, torch.tensor([5]), torch.tensor([[0.5, 1.0, 1.0, 1.0, 1.0]]), parent)
+
+    def observe(self, committed: Committed) -> None: ...
+
+    def move(self, source: int, destination: int) -> None: ...
+
+    def copy(self, source: int, destination: int, length: int) -> None: ...
+
+    def free(self, slot: int) -> None: ...
+
+
+def test_of_trees_the_path_is_kept(model: PreTrainedModel) -> None:
+    inputs = torch.tensor([[5, 6]])
+    answer = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=6)[0, 2:].tolist()
+    request = Request(id=0, prompt=[5, 6], max_new_tokens=6)
+    (trace,) = record(model, TwoLines(answer), [request], slots=1, tree=True)
+    assert trace.parent is not None
+    # The first token is certain; drafts are recorded behind each but the last, of which one has no room for any.
+    assert trace.offered.tolist() == [5, 5, 5, 5, 0]
+    assert trace.parent[0, :5].tolist() == [-1, 0, 0, 1, 2]
+    assert trace.place[0, :5].tolist() == [0, 1, 1, 2, 2]
+    paths = [row.nonzero().flatten().tolist() for row in trace.right]
+    assert paths == [[0, 2, 4], [0, 2, 4], [0, 2, 4], [0, 2], []]
+    assert trace.accepted.tolist() == [3, 3, 3, 2, 0]
+    back = Trace.from_dict(json.loads(json.dumps(trace.to_dict())))
+    assert back.parent is not None
+    for mine, theirs in ((back.parent, trace.parent), (back.right, trace.right), (back.offered, trace.offered)):
+        assert torch.equal(mine, theirs)
+
+
 def test_traces_survive_json(make_traces: Callable[..., list[Trace]]) -> None:
     (trace,) = make_traces(1, tokens=9, depth=3)
     trace = Trace(
-        trace.prompt_tokens, 12, 9, trace.confidence, trace.offered.index_fill(0, torch.tensor(2), 1), trace.accepted
+        trace.prompt_tokens, 12, 9, trace.confidence, trace.offered.index_fill(0, torch.tensor(2), 1), trace.right
     )
-    trace.confidence[2, 1:] = 0.0
+    trace.confidence[2, 1:], trace.right[2, 1:] = 0.0, False
     back = Trace.from_dict(json.loads(json.dumps(trace.to_dict())))
     assert (back.prompt_tokens, back.max_new_tokens, back.tokens) == (20, 12, 9)
     assert torch.equal(back.offered, trace.offered)
-    assert torch.equal(back.accepted, trace.accepted)
+    assert torch.equal(back.right, trace.right)
+    assert back.parent is None
     torch.testing.assert_close(back.confidence, trace.confidence, atol=5e-5, rtol=0)  # four digits are kept
 
 
 def test_visited_positions_follow_the_accepted_drafts() -> None:
     accepted = torch.tensor([2, 0, 5, 1, 0, 0])
-    trace = Trace(3, 7, 7, torch.zeros(6, 4), torch.full((6,), 4), accepted)
+    right = torch.arange(5) < accepted[:, None]
+    trace = Trace(3, 7, 7, torch.zeros(6, 5), torch.full((6,), 5), right)
     assert trace.visited() == [0, 3, 5]
