@@ -17,6 +17,7 @@ TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 TRANSFORMERS ?=
 PYTEST_FLAGS ?=
+JOBS ?= 2
 MINUTES ?= 30
 SETUP ?= setup
 HF_DCUT ?= $(BIN)/hf-dcut
@@ -49,8 +50,9 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 $(MODEL)/config.json: | $(VENV)/.installed
 	$(BIN)/python examples/prepare_smollm2.py --out $(MODEL)
 
+# JOBS processes share the test files; each has one thread, so that none waits for another's core.
 test: setup
-	$(BIN)/python -m pytest --durations=5 $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=5 $(PYTEST_FLAGS)
 
 # Every combination of every architecture in tests/targets, and docs/targets.md anew.
 test-targets: setup

@@ -47,10 +47,11 @@ class AutoDrafter:
 
     @staticmethod
     def named(name: str, **options: Any) -> Drafter:
-        """Returns the drafter that a command names: as `from_pretrained`, and "lookup" and "NAME+lookup".
+        """Returns the drafter that a command names: as `from_pretrained`, "lookup", "suffix", or several at once.
 
         Args:
-            name: a folder or Hub id, "lookup" for prompt lookup, or one with "+lookup" behind it for both at once.
+            name: a folder or Hub id, "lookup" for prompt lookup, "suffix" for a `SuffixDrafter`, or several of them
+                joined by "+", what is to be loaded first.
             options: of `from_pretrained`, for what is read.
 
         Raises:

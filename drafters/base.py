@@ -1,8 +1,9 @@
 """What a drafter is: something that is bound to a target for one call and then proposes, step after step.
 
-A `Drafter` is shared: it may serve several calls and threads at once and never changes. What depends on the running
-requests (its K/V, its token history) lives in the `BoundDrafter` that `bind` returns and dies with the call. No copy
-of target weights outlives the call either, since weights may change between calls (reinforcement learning does that).
+A `Drafter` is shared: it may serve several calls and threads at once, and never changes unless it `remembers` what was
+generated. What depends on the running requests (its K/V, its token history) lives in the `BoundDrafter` that `bind`
+returns and dies with the call. No copy of target weights outlives the call either, since weights may change between
+calls (reinforcement learning does that).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Drafter(ABC):
         independent: whether each place's distribution is the same whatever is drawn at the others, as in a block
             drafter that fills all masks at once. Only then can drafts be sampled and still be cut in the same step.
         branches: whether `propose_tree` offers more than the chain of `propose`.
+        remembers: whether it drafts from what earlier calls generated, so that a second one is faster than the first.
         taps: target layers (0-based decoder layer indices) whose output `observe` wants, in the order of the columns.
         networks: modules of its own, whose linear layers are prepacked on a CPU.
         layers: decoder layers of its own, if it has any: `DCutConfig(compile=True)` compiles their norms and MLPs.
@@ -34,6 +36,7 @@ class Drafter(ABC):
     draft_tokens: int
     independent: bool = False
     branches: bool = False
+    remembers: bool = False
     taps: tuple[int, ...] = ()
     networks: Iterable[nn.Module] = ()
     layers: Iterable[nn.Module] = ()

@@ -44,6 +44,7 @@ class BestOf(Drafter):
                 )
         self.drafters = tuple(drafters)
         self.branches = True
+        self.remembers = any(drafter.remembers for drafter in drafters)
         self.draft_tokens = max(drafter.draft_tokens for drafter in drafters)
         self.taps = tuple(tap for drafter in drafters for tap in drafter.taps)
         self.networks = [network for drafter in drafters for network in drafter.networks]

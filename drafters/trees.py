@@ -37,7 +37,7 @@ def grow(token: Tensor, probability: Tensor, nodes: int) -> Drafts:
         levels.append((token[:, place].gather(1, path % width), path // width + first, survival))
         first = first + levels[-2][0].shape[1] if place else 0
     tokens, parent, survival = (torch.cat(column, 1) for column in zip(*levels, strict=True))
-    return _likeliest(tokens, parent, survival, nodes)
+    return likeliest(tokens, parent, survival, nodes)
 
 
 def merge(offers: Sequence[Drafts], nodes: int) -> Drafts:
@@ -62,10 +62,10 @@ def merge(offers: Sequence[Drafts], nodes: int) -> Drafts:
     place = torch.arange(token.shape[1], device=token.device)
     survival = torch.where(twin == place, survival, -1.0)
     parent = torch.where(parent < 0, parent, twin.gather(1, parent.clamp_min(0)))
-    return _likeliest(token, parent, survival, nodes)
+    return likeliest(token, parent, survival, nodes)
 
 
-def _likeliest(token: Tensor, parent: Tensor, survival: Tensor, nodes: int) -> Drafts:
+def likeliest(token: Tensor, parent: Tensor, survival: Tensor, nodes: int) -> Drafts:
     """Returns the likeliest of some nodes that each stand behind their parents or are less likely.
 
     Args:

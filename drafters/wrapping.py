@@ -23,7 +23,7 @@ class Wrapped(Drafter):
     def __init__(self, drafter: Drafter, change: Change):
         self.drafter, self.change = drafter, change
         self.draft_tokens, self.taps, self.layers = drafter.draft_tokens, drafter.taps, drafter.layers
-        self.branches, self.networks = drafter.branches, drafter.networks
+        self.branches, self.remembers, self.networks = drafter.branches, drafter.remembers, drafter.networks
 
     def check(self, target: PreTrainedModel) -> None:
         self.drafter.check(target)

@@ -26,6 +26,7 @@ from hf_dcut.drafters.base import Drafter
 from hf_dcut.drafters.best_of import BestOf
 from hf_dcut.drafters.oracle import OracleDrafter
 from hf_dcut.drafters.prompt_lookup import PromptLookupDrafter
+from hf_dcut.drafters.suffix import SuffixDrafter
 from hf_dcut.generation import disable, enable, generate
 from hf_dcut.manager import BatchManager, QueueFull
 from hf_dcut.padded import DCutOutput
@@ -56,6 +57,7 @@ __all__ = [
     "QueueFull",
     "Stats",
     "StepRecord",
+    "SuffixDrafter",
     "disable",
     "enable",
     "generate",

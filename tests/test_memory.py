@@ -70,4 +70,6 @@ def test_twenty_thousand_steps_leave_nothing_behind(
             early = live()
         if steps >= LATE:
             break
-    assert live() == early
+    assert early is not None
+    # There may be less, where an earlier test's tensors had not been collected at first.
+    assert all(late <= before for late, before in zip(live(), early, strict=True))

@@ -34,6 +34,9 @@ def make_drafter(
         model: the target.
         prompts: token ids; the oracle must know the target's answers to them.
         max_new_tokens: of each answer.
+
+    Raises:
+        ValueError: no such drafter, or one that remembers: the method that runs last would know all answers.
     """
 
     def load(source: str) -> Drafter:
@@ -44,7 +47,13 @@ def make_drafter(
             return OracleDrafter(known, draft_tokens=15, profile=ORACLE_PROFILE)
         return AutoDrafter.from_pretrained(source, device=model.device)
 
-    return named_drafter(name, load)
+    drafter = named_drafter(name, load)
+    if drafter.remembers:
+        raise ValueError(
+            f"drafter {name!r} remembers what was generated, so that every method would learn from those before it: "
+            "leave out suffix, and see examples/rollouts.py for what it brings"
+        )
+    return drafter
 
 
 def _untrained(model: PreTrainedModel) -> DFlashDrafter:

@@ -69,7 +69,8 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
         "--drafter",
         required=True,
         metavar="ID",
-        help="folder or Hub id; lookup drafts from the text itself; ID+lookup for both; or none",
+        help="folder or Hub id; lookup drafts from the text itself, suffix from all answers so far; several joined by "
+        "+, such as ID+lookup+suffix; or none",
     )
     group.add_argument("--target-revision", metavar="REV", help="branch, tag or commit on the Hub")
     group.add_argument("--drafter-revision", metavar="REV", help="branch, tag or commit on the Hub")

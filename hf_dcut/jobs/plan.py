@@ -26,7 +26,8 @@ class Plan:
         input: file of JSON lines, or "-" for standard input.
         output: file of the results, or "-" for standard output.
         target: folder or Hub id.
-        drafter: folder or Hub id, "lookup" (drafts from the text itself), "NAME+lookup" for both at once, or "none".
+        drafter: folder or Hub id, "lookup" (drafts from the text itself), "suffix" (from all answers so far), several
+            joined by "+", or "none".
         target_revision, drafter_revision: branch, tag or commit on the Hub; None takes the main branch.
         dtype: of the target, such as "bfloat16"; "auto" as saved.
         budget: as in `DCutConfig`.
@@ -69,7 +70,8 @@ class Plan:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: give a positive integer")
         if self.drafter != NO_DRAFTER and source_of(self.drafter) == NO_DRAFTER:
-            raise ValueError(f"drafter {self.drafter!r}: without another drafter, lookup stands alone. Give lookup")
+            alone = self.drafter.removeprefix(f"{NO_DRAFTER}+")
+            raise ValueError(f"drafter {self.drafter!r}: nothing stands beside no drafter. Give {alone} alone")
         options.check({**self.options, "seed": self.seed})
         DCutConfig(budget=self.budget)
         if self.dtype != "auto":

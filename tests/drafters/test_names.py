@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hf_dcut import AutoDrafter, BestOf, PromptLookupDrafter
+from hf_dcut import AutoDrafter, BestOf, PromptLookupDrafter, SuffixDrafter
 from hf_dcut.drafters.dflash import DFlashDrafter
 from hf_dcut.drafters.names import named_drafter, source_of
 
@@ -26,6 +26,8 @@ from hf_dcut.drafters.names import named_drafter, source_of
         ("my/lookup", "my/lookup"),
         ("my/lookup+lookup", "my/lookup"),
         ("./a+lookup/", "./a+lookup/"),
+        ("suffix", None),
+        ("owner/drafter+suffix", "owner/drafter"),
     ],
 )
 def test_what_is_to_be_loaded(name: str, source: str | None) -> None:
@@ -43,9 +45,18 @@ def test_what_is_to_be_loaded(name: str, source: str | None) -> None:
     assert [drafter.draft_tokens for drafter in drafters] == ([10 if source is None else 3] if alone else [3, 10])
 
 
-@pytest.mark.parametrize("name", ["", " ", "+lookup", "lookup+lookup", "owner/drafter+lookup+lookup"])
+def test_several_stand_beside_one() -> None:
+    made = named_drafter("owner/drafter+suffix+lookup", lambda source: PromptLookupDrafter(3))
+    assert isinstance(made, BestOf)
+    assert [type(drafter) for drafter in made.drafters] == [PromptLookupDrafter, SuffixDrafter, PromptLookupDrafter]
+    assert source_of("lookup+suffix") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "+lookup", "lookup+lookup", "owner/drafter+lookup+lookup", "suffix+lookup+suffix"]
+)
 def test_names_of_nothing_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"drafter '.*': give a folder or Hub id, or lookup, or both as .*\+lookup"):
+    with pytest.raises(ValueError, match=r"drafter '.*': give a folder or Hub id, lookup or suffix, or several as"):
         source_of(name)
 
 

@@ -117,7 +117,7 @@ def test_drafters(make_plan: Make) -> None:
 
 
 def test_names_of_no_drafter(make_plan: Make) -> None:
-    with pytest.raises(ValueError, match=r"drafter 'lookup\+lookup': give a folder or Hub id, or lookup"):
+    with pytest.raises(ValueError, match=r"drafter 'lookup\+lookup': give a folder or Hub id, lookup or suffix"):
         make_plan(drafter="lookup+lookup")
     with pytest.raises(ValueError, match=r"drafter 'none\+lookup': .*Give lookup"):
         make_plan(drafter="none+lookup")
