@@ -122,7 +122,7 @@ class Drafting:
     def _catch_up(self) -> None:
         """Takes in the rows that wait."""
         if self._waiting:
-            committed, self._waiting = Committed.join(self._waiting), []
+            committed, self._waiting = joined(self._waiting), []
             self._do("observe", committed)
 
     def _do(self, verb: str, *arguments: Any) -> None:
@@ -150,3 +150,21 @@ class Drafting:
         if not self._warned:
             logger.warning(message)
         self._warned = True
+
+
+def joined(steps: Sequence[Committed]) -> Committed:
+    """Returns the rows of several steps, in their order; nobody in them is counted as finished."""
+    if len(steps) == 1:
+        return steps[0]
+    taps = [step.taps for step in steps if step.taps is not None]
+    return Committed(
+        slot=torch.cat([step.slot for step in steps]),
+        cell=torch.cat([step.cell for step in steps]),
+        position=torch.cat([step.position for step in steps], dim=-1),
+        token=torch.cat([step.token for step in steps]),
+        taps=torch.cat(taps) if taps else None,
+        kept=tuple(count for step in steps for count in step.kept),
+        accepted=tuple(count for step in steps for count in step.accepted),
+        added=tuple(count for step in steps for count in step.added),
+        finished=(),
+    )

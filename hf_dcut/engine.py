@@ -116,7 +116,8 @@ class Engine:
         if not ranked:
             self.drafting.unranked()
         self._account(decoding, chunks, row, chosen, committed, watch)
-        _tell(live, committed.added)
+        for request, count in zip(live, committed.added, strict=True):
+            request.tell(count)
         return [live[index] for index in committed.finished]
 
     @torch.no_grad()
@@ -292,10 +293,3 @@ class Engine:
             added = committed.added[:rows]
             self.skip.observe(added, total, kv_length, self.roster.nearer(decoding, added))
             self.calibration.observe(chosen.promised, sum(committed.accepted[:rows]))
-
-
-def _tell(requests: Sequence[Request], added: Sequence[int]) -> None:
-    """Hands each request's new tokens to whoever listens."""
-    for request, count in zip(requests, added, strict=True):
-        if request.listener is not None and count:
-            request.listener(request.tokens[-count:], request.finish_reason is not None)

@@ -225,6 +225,11 @@ class Request:
             self.logprobs += logprobs[:count]
         return count
 
+    def tell(self, count: int) -> None:
+        """Hands the last so many tokens to whoever listens."""
+        if self.listener is not None and count:
+            self.listener(self.tokens[-count:], self.finish_reason is not None)
+
 
 def batch_of(requests: Sequence[Request], device: torch.device | str) -> Batch:
     """Returns where the decoding requests stand, in their order."""

@@ -10,13 +10,11 @@ Letters, never redefined anywhere:
     S   cells of a slot                      V   vocabulary
     A   accepted rows of a step              F   width of a tap row: taps x hidden size
 
-Every record is frozen: a stage takes records and returns a new one, so that a step can be replayed, traced and tested
-stage by stage. The only mutable things are the requests and the caches.
+Every record is frozen: a stage takes records and returns a new one. Mutable are the requests and the caches only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self
@@ -52,8 +50,8 @@ class Batch(Record):
         room: int64 [B], how many drafts could still be committed before the request's maximum length.
         seed: int64 [B], key of the request's random numbers.
         rope: int64 [B], what is added to a cell to get the position RoPE sees (0 for text).
-        reach: cells of a slot that drafters look at, in steps of a fixed shape; None for just as many as the longest
-            request needs, which the device must be asked for.
+        reach: cells of a slot that drafters look at, in steps of a fixed shape; None for as many as the longest request
+            needs, which the device must be asked for.
     """
 
     slot: Tensor
@@ -165,8 +163,7 @@ class Packed(Record):
         token: int64 [T].
         slot: int64 [T], slot whose K/V the token reads and extends.
         cell: int64 [T], where in the slot its K/V are stored.
-        position: int64 [T], or [3, T] for images: what RoPE sees. Apart from `cell`, since siblings of a tree share a
-            position and images shift it.
+        position: int64 [T], or [3, T] for images: what RoPE sees. Siblings of a tree share one, and images shift it.
         node: int64 [T], node of the draft; -1 for an anchor or a prompt token.
         start: int32 [R+1], where each of the R requests of the row begins.
         used: int32 [R], cells of its slot that hold K/V once the row is stored.
@@ -301,21 +298,3 @@ class Committed(Record):
     accepted: tuple[int, ...]
     added: tuple[int, ...]
     finished: tuple[int, ...]
-
-    @staticmethod
-    def join(steps: Sequence[Committed]) -> Committed:
-        """Returns the rows of several steps, in their order; nobody in them is counted as finished."""
-        if len(steps) == 1:
-            return steps[0]
-        taps = [step.taps for step in steps if step.taps is not None]
-        return Committed(
-            slot=torch.cat([step.slot for step in steps]),
-            cell=torch.cat([step.cell for step in steps]),
-            position=torch.cat([step.position for step in steps], dim=-1),
-            token=torch.cat([step.token for step in steps]),
-            taps=torch.cat(taps) if taps else None,
-            kept=tuple(count for step in steps for count in step.kept),
-            accepted=tuple(count for step in steps for count in step.accepted),
-            added=tuple(count for step in steps for count in step.added),
-            finished=(),
-        )

@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hf_dcut.bench.cell import Cell, Key
 from hf_dcut.bench.journal import Journal
 from hf_dcut.bench.methods import PLAIN, SHORT, TREE, TREE_AUTO
@@ -97,8 +95,8 @@ class Check:
 def check(journal: Journal, fit: Key) -> list[Check]:
     """Returns forecasts for cells with other prompts and another batch size than the one they were fitted on.
 
-    Two numbers are fitted, on the one cell: how much slower real steps are than profiled ones, and the seconds of a
-    prompt token. A machine that was slower in a cell than in that one is told by its pulse.
+    One number is fitted, on the one cell: how much slower real steps are than profiled ones. A machine that was slower
+    in a cell than in that one is told by its pulse.
 
     Args:
         journal: of a run with recorded drafts.
@@ -113,13 +111,12 @@ def check(journal: Journal, fit: Key) -> list[Check]:
         raise ValueError(
             f"fit={fit}: name a cell of the run, as DATA:B; it takes two recorded data sets at two batch sizes or more"
         )
-    scale, reading = _fitted(journal, cells[fit])
+    scale = _scale(journal, cells[fit])
     found = []
     for key in others:
         speeds, pace = {}, _pace(cells[key], cells[fit])
         for method in _ours(journal, cells[key]):
-            steps, prompts = _seconds_per_token(journal, cells[key], method)
-            speeds[method] = 1 / (pace * (scale * steps + reading * prompts))
+            speeds[method] = 1 / (pace * scale * _seconds_per_token(journal, cells[key], method))
         for method, speed in speeds.items():
             measured, gain = cells[key].speed(method), cells[key].ratio(method, PLAIN)
             assert measured is not None
@@ -163,17 +160,12 @@ def _summary(errors: Sequence[float]) -> str:
     )
 
 
-def _fitted(journal: Journal, cell: Cell) -> tuple[float, float]:
-    """Returns the scale of step seconds and the seconds of a prompt token that fit a cell best, by relative error."""
-    methods = _ours(journal, cell)
-    rows = torch.tensor([_seconds_per_token(journal, cell, m) for m in methods], dtype=torch.float64)
-    speed = torch.tensor([cell.speed(m) for m in methods], dtype=torch.float64)
-    # Rows are multiplied by the speed, so that every method's right side is 1 and all errors are relative.
-    solved = torch.linalg.lstsq(rows * speed[:, None], torch.ones(len(methods), 1, dtype=torch.float64)).solution
-    scale, reading = solved[:, 0].tolist()
-    if len(methods) > 1 and scale > 0 and reading > 0:
-        return scale, reading
-    return float(1 / (rows[:, 0] * speed).mean()), 0.0
+def _scale(journal: Journal, cell: Cell) -> float:
+    """Returns how many times as long as in the replay a token took in a cell, the geometric mean over its methods."""
+    speeds = {method: cell.speed(method) or 1.0 for method in _ours(journal, cell)}
+    return statistics.geometric_mean(
+        1 / (speed * _seconds_per_token(journal, cell, method)) for method, speed in speeds.items()
+    )
 
 
 def _pace(cell: Cell, other: Cell) -> float:
@@ -181,23 +173,22 @@ def _pace(cell: Cell, other: Cell) -> float:
     return cell.pulse / other.pulse if cell.pulse and other.pulse else 1.0
 
 
-def _seconds_per_token(journal: Journal, cell: Cell, method: str) -> tuple[float, float]:
-    """Returns profiled step seconds, and prompt tokens, for each new token of a method in a cell."""
+def _seconds_per_token(journal: Journal, cell: Cell, method: str) -> float:
+    """Returns profiled seconds of steps and prompts for each new token of a method in a cell."""
     key = cell.key
     traces = _traces(journal, key.data, method)
     costs = journal.surface(key.draft_tokens, method.startswith(TREE))
     assert costs is not None
-    believed = CostTable.from_rows(costs.rows, costs.draft_tokens)
+    believed, reading = CostTable.from_rows(costs.rows, costs.draft_tokens), costs.row_seconds
     plan = journal.header["plan"]
     count = max(plan["prompts"], key.batch * plan["per_slot"])
     blocks = [traces[block] for block in blocks_of(count, key.batch, plan["per_slot"]) if block.stop <= len(traces)]
-    seconds = tokens = prompts = 0.0
+    seconds, tokens = 0.0, 0
     for block in blocks or [traces]:
-        replayed = replay(block, key.batch, method, costs, believed, draft_tokens=costs.draft_tokens)
+        replayed = replay(block, key.batch, method, costs, believed, reading, costs.draft_tokens)
         seconds += replayed.seconds
         tokens += replayed.stats.new_tokens
-        prompts += sum(trace.prompt_tokens for trace in block)
-    return seconds / tokens, prompts / tokens
+    return seconds / tokens
 
 
 def _traces(journal: Journal, data: str, method: str) -> list[Trace]:

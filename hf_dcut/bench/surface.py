@@ -49,6 +49,13 @@ class Surface(CostTable):
         points = [(b, row[0]) for b, row in self._items() if 0 in row]
         return _line(points, requests) if points else math.inf
 
+    @property
+    def row_seconds(self) -> float:
+        """Seconds of a further row where there are many, as of a prompt's token: the slope at the largest B."""
+        totals = sorted(t for t in self.rows[max(self.rows)] if t)
+        (t0, s0), (t1, s1) = ((t, self.rows[max(self.rows)][t]) for t in (totals[len(totals) // 2], totals[-1]))
+        return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
+
     def faster(self, factor: float) -> Self:
         """Returns a hypothetical device with so many times the compute and the same memory bandwidth.
 

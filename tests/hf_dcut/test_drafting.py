@@ -12,7 +12,7 @@ from transformers.generation import RepetitionPenaltyLogitsProcessor, Temperatur
 
 from hf_dcut.config import DCutConfig
 from hf_dcut.drafters.base import BoundDrafter
-from hf_dcut.drafting import Drafting
+from hf_dcut.drafting import Drafting, joined
 from hf_dcut.ranks import Ranks
 from hf_dcut.requests import Request
 from hf_dcut.types import Batch, Committed, Drafts
@@ -232,3 +232,24 @@ def test_rows_that_cannot_be_taken_in_make_a_plain_step(make_batch: Any) -> None
     drafting.observe(rows(0), at_once=False)
     assert drafting.propose(make_batch([4]), []) is None
     assert (drafting.drafter, fragile.called) == (None, ["observe"])
+
+
+@pytest.mark.parametrize("positions", [(), (3,)], ids=["text", "images"])
+@pytest.mark.parametrize("tapped", [True, False])
+def test_steps_are_joined_in_their_order(positions: tuple[int, ...], tapped: bool) -> None:
+    steps = []
+    for first, count in ((0, 2), (2, 1), (3, 4)):
+        rows = torch.arange(first, first + count)
+        taps = rows[:, None] / 2 if tapped else None
+        steps.append(
+            Committed(rows, rows + 10, rows.expand(*positions, count), rows + 30, taps, (0,), (0,), (count,), (0,))
+        )
+    whole, rows = joined(steps), torch.arange(7)
+    assert torch.equal(whole.slot, rows)
+    assert torch.equal(whole.cell, rows + 10)
+    assert torch.equal(whole.position, rows.expand(*positions, 7))
+    assert torch.equal(whole.token, rows + 30)
+    assert (whole.taps is None) is not tapped
+    assert whole.taps is None or torch.equal(whole.taps, rows[:, None] / 2)
+    assert (whole.added, whole.finished) == ((2, 1, 4), ())
+    assert joined(steps[:1]) is steps[0]

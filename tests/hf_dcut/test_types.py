@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_dcut.branching import parents
-from hf_dcut.types import Committed, Drafts, Proposal
+from hf_dcut.types import Drafts, Proposal
 
 
 def drafts() -> Drafts:
@@ -61,24 +61,3 @@ def test_moving_takes_inner_records_along() -> None:
 def test_records_are_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         drafts().count = torch.zeros(2)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("positions", [(), (3,)], ids=["text", "images"])
-@pytest.mark.parametrize("tapped", [True, False])
-def test_steps_are_joined_in_their_order(positions: tuple[int, ...], tapped: bool) -> None:
-    steps = []
-    for first, count in ((0, 2), (2, 1), (3, 4)):
-        rows = torch.arange(first, first + count)
-        taps = rows[:, None] / 2 if tapped else None
-        steps.append(
-            Committed(rows, rows + 10, rows.expand(*positions, count), rows + 30, taps, (0,), (0,), (count,), (0,))
-        )
-    whole, rows = Committed.join(steps), torch.arange(7)
-    assert torch.equal(whole.slot, rows)
-    assert torch.equal(whole.cell, rows + 10)
-    assert torch.equal(whole.position, rows.expand(*positions, 7))
-    assert torch.equal(whole.token, rows + 30)
-    assert (whole.taps is None) is not tapped
-    assert whole.taps is None or torch.equal(whole.taps, rows[:, None] / 2)
-    assert (whole.added, whole.finished) == ((2, 1, 4), ())
-    assert Committed.join(steps[:1]) is steps[0]

@@ -17,13 +17,14 @@ from hf_dcut.cost_table import CostTable
 
 DEPTH = 7
 METHODS = ("plain", "1.0", "0.5", "uniform-2")
-SCALE, READING = 1.2, 0.002
+# How much slower the machine is than its costs say, and the seconds of a row, which prompts take too.
+SCALE, ROW = 1.2, 0.0005
 
 
 def law(batch: int) -> dict[int, float]:
     """Returns steps that are linear in B and T, which an interpolation meets exactly."""
     totals = [batch * places for places in (1, 2, 4, 6, 8)]
-    return {0: 0.02 + 0.001 * batch, **{t: 0.025 + 0.001 * batch + 0.0005 * t for t in totals}}
+    return {0: 0.02 + 0.001 * batch, **{t: 0.025 + 0.001 * batch + ROW * t for t in totals}}
 
 
 def journal_of(traces: dict[str, list[Trace]], noise: float = 0.0) -> Journal:
@@ -44,7 +45,7 @@ def journal_of(traces: dict[str, list[Trace]], noise: float = 0.0) -> Journal:
                 blocks = [journal.traces(data)[i : i + size] for i in range(0, 12, size)]
                 runs = [replay(block, batch, method, costs) for block in blocks]
                 prompts = sum(trace.prompt_tokens for trace in requests)
-                taken = SCALE * sum(run.seconds for run in runs) + READING * prompts
+                taken = SCALE * (sum(run.seconds for run in runs) + ROW * prompts)
                 tokens = sum(run.stats.new_tokens for run in runs)
                 methods[method] = {"seconds": taken * (1 + noise), "tokens": tokens, "mismatches": 0}
             journal.write({"kind": "round", "cell": key.to_dict(), "round": 0, "prompts": 12, "methods": methods})

@@ -60,3 +60,9 @@ def test_unknown_costs_are_named(name: str) -> None:
 def test_rows_need_drafted_steps(rows: dict[int, dict[int, float]]) -> None:
     with pytest.raises(ValueError, match="give drafted steps of at least one batch size"):
         Surface(rows, 3)
+
+
+def test_a_row_takes_what_one_more_does_where_there_are_many() -> None:
+    rows = {2: {0: 1.0, 2: 1.0, 8: 9.0}, 4: {0: 1.0, 4: 2.0, 6: 2.5, 10: 3.0, 16: 4.5}}
+    assert Surface(rows, 3).row_seconds == pytest.approx((4.5 - 3.0) / (16 - 10))
+    assert Surface({1: {1: 1.0}}, 3).row_seconds == 0.0
