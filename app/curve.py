@@ -56,6 +56,7 @@ def curve_of(
     ratios: Sequence[float],
     chosen: int,
     costs: CostTable,
+    kv_length: int = 0,
 ) -> Curve:
     """Returns the curve of one step.
 
@@ -66,6 +67,7 @@ def curve_of(
         ratios: budgets there are to choose from.
         chosen: T of the step.
         costs: seconds of steps.
+        kv_length: cells of the longest request.
     """
     tokens = [float(requests)]
     for value in sorted(survival, reverse=True):
@@ -75,8 +77,8 @@ def curve_of(
         requests=requests,
         totals=totals,
         tokens=tuple(tokens),
-        seconds=tuple(costs.drafted(requests, total) for total in totals),
-        plain=costs.plain(requests),
+        seconds=tuple(costs.drafted(requests, total, kv_length) for total in totals),
+        plain=costs.plain(requests, kv_length),
         candidates=tuple((ratio, min(positions(ratio, requests, depth), totals[-1])) for ratio in ratios),
         chosen=chosen,
     )

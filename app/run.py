@@ -173,7 +173,8 @@ class Run:
         survival = [draft.survival for row in rows for draft in row.drafts]
         ratios = self.engine.config.candidates()
         chosen = len(rows) + sum(record.kept)
-        return curve_of(survival, len(rows), self.trace.depth, ratios, chosen, costs)
+        longest = max(request.length for request in self.requests)
+        return curve_of(survival, len(rows), self.trace.depth, ratios, chosen, costs, longest)
 
 
 class Seen:

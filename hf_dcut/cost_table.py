@@ -185,13 +185,16 @@ class CostTable:
         self.seconds, self.unsteady = seconds, unsteady
 
     def _row(self, requests: int, kv_length: int) -> tuple[int, dict[int, float]]:
-        """Returns the nearest measured B and its seconds, at the nearest measured K/V length."""
+        """Returns the nearest measured B and its seconds, at the nearest K/V length that it was measured at.
+
+        Another B changes a step by far more than another K/V length, and not every length was measured at every B.
+        """
         if not self.seconds:
             raise ValueError("the cost table is empty: measure it with hf_dcut.warmup")
-        by_batch = self.seconds[min(self.seconds, key=lambda kv: abs(kv - kv_length))]
         # Between two equally near ones the larger batch stands in.
-        measured = min(by_batch, key=lambda b: (abs(b - requests), -b))
-        return measured, by_batch[measured]
+        measured = min({b for rows in self.seconds.values() for b in rows}, key=lambda b: (abs(b - requests), -b))
+        kv = min((kv for kv, rows in self.seconds.items() if measured in rows), key=lambda kv: abs(kv - kv_length))
+        return measured, self.seconds[kv][measured]
 
     def __str__(self) -> str:
         lines = [f"seconds of a step, D = {self.draft_tokens}"]

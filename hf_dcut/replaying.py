@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -75,8 +76,10 @@ class Replaying:
         # Of as many budgets as were recorded: a single one is measured as all of them.
         rising = sorted(ratios) if len(ratios) == graphs.choices else [ratios[0]] * graphs.choices
 
+        longest = max(request.length for request in requests)
+
         def menu(rows: int) -> Tensor:
-            return menu_of(rising, self.costs, len(requests), rows, self.depth, belief)
+            return menu_of(rising, self.costs, len(requests), rows, self.depth, belief, longest)
 
         found = graphs.run_best(requests, menu)
         return (None, None) if found is None else (found[0], rising[found[1]])
@@ -101,7 +104,8 @@ class Replaying:
         scores = Scores(survivals(torch.where(finite, confidence, 0.0), valid), valid)
         if ratios and len(ratios) > 1 and not (self.graphs and self.graphs.choices):
             assert self.costs is not None, "choosing between budgets needs a cost table"
-            self.ratio = cut(scores, ratios, self.costs.drafted, belief).budget
+            seconds = partial(self.costs.drafted, kv_length=row.packed.reach)
+            self.ratio = cut(scores, ratios, seconds, belief).budget
         # Places that the budget left free were filled too. Each spare row took one.
         taken = cut(scores, ((len(row.packed) - row.spare) / told.numel(),))
         return replace(taken, budget=row.ratio), bool((finite | ~valid).all())

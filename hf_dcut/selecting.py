@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ def select(
     """
     if select_path(drafts.token.device, *drafts.token.shape) != "reference":
         return select_at_once(drafts, batch, ratios, costs, reach, belief)
-    chosen = cut(score(drafts, batch), ratios, costs.drafted if costs else None, belief)
+    seconds = partial(costs.drafted, kv_length=reach) if costs else None
+    chosen = cut(score(drafts, batch), ratios, seconds, belief)
     return pack(drafts, chosen, batch, reach), chosen
 
 
@@ -64,7 +66,7 @@ def select_at_once(
     """
     (rows, depth), device = drafts.token.shape, drafts.token.device
     assert costs is not None or len(ratios) == 1, "choosing between budgets needs a cost table"
-    points, seconds = costs.curve(rows) if costs is not None and len(ratios) > 1 else ([0.0], [1.0])
+    points, seconds = costs.curve(rows, reach) if costs is not None and len(ratios) > 1 else ([0.0], [1.0])
     budgets = torch.tensor([positions(ratio, rows, depth) for ratio in ratios]).to(device, non_blocking=True)
     curve = torch.tensor([points, seconds], dtype=torch.float64).to(device, non_blocking=True)
     scale = torch.tensor([belief], dtype=torch.float64).to(device, non_blocking=True)
@@ -105,7 +107,13 @@ def select_fixed(drafts: Drafts, batch: Batch, total: int, reach: int, path: str
 
 
 def menu_of(
-    ratios: Sequence[float], costs: CostTable | None, requests: int, rows: int, depth: int, belief: float = 1.0
+    ratios: Sequence[float],
+    costs: CostTable | None,
+    requests: int,
+    rows: int,
+    depth: int,
+    belief: float = 1.0,
+    kv_length: int = 0,
 ) -> Tensor:
     """Returns what `choose_fixed` chooses from, float64 [3, C]: packed tokens, seconds, and a factor of survivals.
 
@@ -119,10 +127,11 @@ def menu_of(
         rows: B, with those that are spare.
         depth: D.
         belief: as in `select`.
+        kv_length: cells of the longest request.
     """
     assert costs is not None or len(set(ratios)) == 1, "choosing between budgets needs a cost table"
     totals = [positions(ratio, requests, depth) for ratio in ratios]
-    seconds = [costs.drafted(requests, total) if costs else 1.0 for total in totals]
+    seconds = [costs.drafted(requests, total, kv_length) if costs else 1.0 for total in totals]
     filled = [total + rows - requests for total in totals]
     return torch.tensor([filled, seconds, [belief * rows / requests] * len(ratios)], dtype=torch.float64)
 

@@ -70,6 +70,17 @@ def test_a_single_point_is_taken_for_all() -> None:
     assert single.drafted(1, 1) == single.drafted(1, 4) == single.drafted(7, 9) == 2.0
 
 
+def test_the_batch_size_counts_before_the_kv_length() -> None:
+    """A short call of two requests left its rows in the file; eight long ones do not go by them."""
+    table = CostTable(3)
+    table.seconds = {16: {1: {0: 1.0, 4: 2.0}, 2: {0: 1.5, 8: 3.0}}, 128: {2: {0: 4.0, 8: 6.0}, 8: {0: 10.0, 32: 20.0}}}
+    assert (table.plain(8, 16), table.drafted(8, 32, 16)) == (10.0, 20.0)
+    assert table.curve(8, 0) == ([32.0], [20.0])
+    assert (table.plain(2, 16), table.plain(2, 128)) == (1.5, 4.0)
+    assert table.plain(1, 128) == 1.0
+    assert table.plain(9, 16) == 10.0
+
+
 def test_the_nearest_kv_length_counts() -> None:
     table = open_table("off", D, {})
     for kv_length, pause in ((128, 1.0), (1024, 7.0)):

@@ -16,7 +16,7 @@ from hf_dcut.budget import NonFiniteScores, cut, positions
 from hf_dcut.cost_table import CostTable
 from hf_dcut.packing import pack
 from hf_dcut.scores import score
-from hf_dcut.selecting import choose_fixed, menu_of, select_at_once, select_fixed
+from hf_dcut.selecting import choose_fixed, menu_of, select, select_at_once, select_fixed
 from hf_dcut.types import Batch, Cut, Drafts, Packed, Scores
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
@@ -111,6 +111,20 @@ def test_drafts_that_cannot_be_ranked_count_as_failing(make_batch: Callable[...,
     menu = menu_of(RATIOS, costs, 2, 2, 3)
     # Three good drafts: six places hold them and one that fails.
     assert choose_fixed(drafts, make_batch([4, 5]), menu).tolist() == [2]
+
+
+def test_the_costs_are_those_of_the_length_of_the_texts(make_batch: Callable[..., Batch]) -> None:
+    """Where texts are short, eight positions cost no more than two; where they are long, four times as much."""
+    costs = CostTable(3)
+    costs.seconds = {16: {2: {2: 1.0, 8: 1.0}}, 1024: {2: {2: 1.0, 8: 4.0}}}
+    drafts = Drafts.chain(torch.zeros(2, 3, dtype=torch.int64), torch.full((2, 3), 0.5))
+    batch = make_batch([4, 5], [9, 9])
+    for reach, total in ((20, 8), (900, 2)):
+        for choose in (select, select_at_once):
+            packed, chosen = choose(drafts, batch, (0.25, 1.0), costs, reach)
+            assert (len(packed), chosen.total) == (total, total)
+        menu = menu_of((0.25, 1.0), costs, 2, 2, 3, kv_length=reach)
+        assert (0.25, 1.0)[int(choose_fixed(drafts, batch, menu))] == (1.0 if total == 8 else 0.25)
 
 
 def test_a_fixed_budget_needs_no_costs(make_batch: Callable[..., Batch]) -> None:
