@@ -19,6 +19,8 @@ from hf_dcut.app.trace import Draft, Step, Trace
 _SHADES = 4
 _WIDTH, _LEFT, _RIGHT = 960, 44, 14
 _STRIP = 74
+# Budgets on the axis of a curve that have room for their names.
+_MOST_NAMES = 6
 
 
 def heat_map(trace: Trace) -> str:
@@ -177,6 +179,8 @@ def cost_curve(trace: Trace, number: int | None = None) -> str:
     span = (curve.totals[0], curve.totals[-1])
     # Where few drafts are left, several shares are the same number of positions: the first of them is chosen.
     candidates = {total: share for share, total in reversed(curve.candidates)}
+    # There is room for the names of a few: of many, the quarters are named.
+    named = {t for t, share in candidates.items() if len(candidates) <= _MOST_NAMES or share * 4 % 1 == 0}
     rates, costs = [*curve.rates, curve.plain_rate], [s * 1e3 for s in curve.seconds]
     upper = Frame(54, 34, 386, 130, span, (0, max(rates) * 1.12))
     seen = [(s.verified, s.seconds * 1e3) for s in drafted if len(s.rows) == curve.requests]
@@ -186,7 +190,7 @@ def cost_curve(trace: Trace, number: int | None = None) -> str:
         upper.grid(3),
         upper.level(curve.plain_rate, "plain", f"plain step {curve.plain_rate:.0f}"),
         upper.line(zip(curve.totals, curve.rates, strict=True), "rate"),
-        *(_candidate(upper, curve, share, total) for total, share in candidates.items()),
+        *(_candidate(upper, curve, total, share if total in named else None) for total, share in candidates.items()),
         _choice(upper, curve, step),
         charts.label(54, 196, "milliseconds a step takes", "start", "strong"),
         lower.grid(2),
@@ -204,10 +208,10 @@ def cost_curve(trace: Trace, number: int | None = None) -> str:
     return charts.svg(460, 330, "".join(body), text, "curve")
 
 
-def _candidate(frame: Frame, curve: Curve, share: float, total: int) -> str:
-    rate = curve.rates[curve.at(total)]
-    mark = frame.dot(total, rate, 3.5, "candidate")
-    return mark + charts.label(frame.x(total), frame.bottom + 13, f"{share:.0%}", "middle")
+def _candidate(frame: Frame, curve: Curve, total: int, share: float | None) -> str:
+    """Returns the dot of a budget, and its name if there is room for it."""
+    mark = frame.dot(total, curve.rates[curve.at(total)], 3.5, "candidate")
+    return mark + ("" if share is None else charts.label(frame.x(total), frame.bottom + 13, f"{share:.0%}", "middle"))
 
 
 def _choice(frame: Frame, curve: Curve, step: Step) -> str:

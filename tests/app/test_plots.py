@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
@@ -121,3 +122,14 @@ def test_sheet_is_one_file_with_its_style() -> None:
     assert len(inner) == 2
     assert float(inner[1].get("y", "0")) > float(inner[0].get("height", "0"))
     assert any(".dcut" in (e.text or "") for e in root if e.tag.endswith("style"))
+
+
+def test_of_many_budgets_the_quarters_are_named() -> None:
+    made = trace()
+    shares = [k / 16 for k in range(1, 17)]
+    totals = tuple(range(2, 34))
+    curve = Curve(2, totals, (2.0,) * 32, (0.1,) * 32, 0.09, tuple((s, round(32 * s) + 1) for s in shares), 9)
+    made.steps = [replace(step, curve=curve) for step in made.steps]
+    drawn = plots.cost_curve(made)
+    assert [f"{share:.0%}</text>" in drawn for share in shares] == [share * 4 % 1 == 0 for share in shares]
+    assert drawn.count('class="candidate"') == 16
