@@ -90,10 +90,13 @@ class Corpus:
     Args:
         longest: K, tokens of the longest match.
         most_tokens: that are kept, separators included; beyond, about the oldest quarter is forgotten.
+
+    Attributes:
+        largest: token id that was ever added; -1 before the first.
     """
 
     def __init__(self, longest: int, most_tokens: int):
-        self.longest, self.most_tokens = longest, most_tokens
+        self.longest, self.most_tokens, self.largest = longest, most_tokens, -1
         self._part = max(1, most_tokens // _PARTS)
         self._lock = threading.Lock()
         self._closed: list[Index] = []
@@ -114,9 +117,15 @@ class Corpus:
         Args:
             texts: tokens of each.
             context: how many of the first ones were added before: they are there for matches that begin in them.
+
+        Raises:
+            ValueError: a negative token id.
         """
         with self._lock:
             for text in texts:
+                if min(text, default=0) < 0:
+                    raise ValueError(f"texts has the token id {min(text)}: give ids from 0 on, without padding")
+                self.largest = max([self.largest, *text])
                 self._tokens += [*text, -1]
                 self._findable += [False] * context + [True] * (len(text) - context) + [False]
                 if len(self._tokens) >= self._part:

@@ -61,7 +61,7 @@ class SuffixDrafter(Drafter):
         self.corpus = Corpus(longest_match, most_tokens)
 
     def add(self, texts: Iterable[Sequence[int]]) -> None:
-        """Remembers token ids of texts, such as answers of earlier runs."""
+        """Remembers token ids of texts, such as answers of earlier runs; raises ValueError for negative ones."""
         self.corpus.add(texts)
 
     def learn(self, promised: float, right: int) -> None:
@@ -74,7 +74,13 @@ class SuffixDrafter(Drafter):
         self.doubters = min(_MOST, max(_FEWEST, self.doubters * math.exp(_RATE * (promised - right))))
 
     def check(self, target: PreTrainedModel) -> None:
-        """Nothing can fail to fit: the drafts are tokens that the target has said."""
+        """Raises ValueError when it remembers tokens that the target does not have."""
+        vocabulary, largest = target.get_input_embeddings().weight.shape[0], self.corpus.largest
+        if largest >= vocabulary:
+            raise ValueError(
+                f"the suffix drafter remembers token {largest}, and the target has {vocabulary} tokens: its texts are "
+                "another tokenizer's, make a SuffixDrafter of its own for this target"
+            )
 
     def bind(self, target: PreTrainedModel, slots: int, length: int) -> BoundSuffix:
         return BoundSuffix(self, slots, length)

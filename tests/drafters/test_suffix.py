@@ -207,7 +207,7 @@ def test_no_token_changes_and_the_second_time_is_faster(
         out = model.generate(**inputs, **options, do_sample=False)
         assert torch.equal(out.sequences, expected)
         steps.append(out.stats.steps)
-        memory.add(FILLING)
+        memory.add([[3] * 300])
     assert steps[1] < 0.7 * steps[0]
 
 
@@ -217,7 +217,18 @@ def test_draws_do_not_depend_on_what_is_remembered(model: PreTrainedModel, input
     drafter = SuffixDrafter()
     for _ in range(2):
         assert torch.equal(model.generate(**inputs, **options, assistant_model=drafter, dcut=1.0), plain)
-        drafter.add(FILLING)
+        drafter.add([[3] * 300])
+
+
+def test_texts_of_another_tokenizer_are_refused(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> None:
+    vocabulary, drafter = model.get_input_embeddings().weight.shape[0], SuffixDrafter()
+    drafter.add([[vocabulary - 1], []])
+    drafter.check(model)
+    drafter.add([[1, vocabulary, 2]])
+    with pytest.raises(ValueError, match=rf"remembers token {vocabulary}, and the target has {vocabulary} tokens"):
+        model.generate(**inputs, assistant_model=drafter, dcut=1.0, max_new_tokens=4)
+    with pytest.raises(ValueError, match="texts has the token id -100: give ids from 0 on"):
+        drafter.add([[1, -100]])
 
 
 @pytest.mark.parametrize("name", ["draft_tokens", "longest_match", "most_tokens"])
