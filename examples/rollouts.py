@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import hf_dcut
 from hf_dcut.bench.prompts import encode_each, read_prompts
+from hf_dcut.profiling import powers_of_two
 
 PLAIN, DRAFTER, MEMORY = "no drafts", "drafter", "drafter and memory"
 # Tokens of every answer, tokens/s, and tokens of an answer in each step, of each way.
@@ -93,8 +94,7 @@ def main() -> None:
     memory = hf_dcut.BestOf([drafter, hf_dcut.SuffixDrafter()])
     dcut = "auto" if options.dcut == "auto" else float(options.dcut)
     for one in (drafter, memory) if dcut == "auto" else ():
-        sizes = [1 << k for k in range(options.slots.bit_length())]
-        hf_dcut.warmup(model, one, sizes, True, max(map(len, prompts)) + options.max_new_tokens)
+        hf_dcut.warmup(model, one, powers_of_two(options.slots), True, max(map(len, prompts)) + options.max_new_tokens)
     for number, epoch in enumerate(rollouts(model, drafter, memory, prompts, options.epochs, dcut, **sampling), 1):
         answers, base, _ = epoch[PLAIN]
         same = all(said == answers for said, _, _ in epoch.values())

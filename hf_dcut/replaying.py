@@ -75,7 +75,6 @@ class Replaying:
         """Returns the row with the budget that its own drafts call for, and the budget."""
         # Of as many budgets as were recorded: a single one is measured as all of them.
         rising = sorted(ratios) if len(ratios) == graphs.choices else [ratios[0]] * graphs.choices
-
         longest = max(request.length for request in requests)
 
         def menu(rows: int) -> Tensor:
